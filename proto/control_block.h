@@ -1,0 +1,138 @@
+// The control block: one memfd per worker, mapped by the worker and its
+// daemon, that carries everything a step needs without a system call but the
+// doorbell. This file is its byte format (version 1); little-endian, 64-bit.
+//
+//   0      ControlBlockHeader            written once by the daemon
+//   4096   DaemonArea                    daemon -> worker
+//   8192   WorkerArea                    worker -> daemon
+//   12288  group values                  worker -> daemon  GroupValues[groups]
+//   ...    cursor (64 KiB)               worker -> daemon
+//   ...    pushed[buckets]               worker -> daemon  sequence words
+//   ...    consumed[buckets]             daemon -> worker  sequence words
+//   ...    published[buckets]            daemon -> worker  sequence words
+//
+// The offsets of the variable parts are in the header, each on a page of its
+// own. The daemon never reads the header back, nor any offset from it: all
+// that a worker can write is hostile (I26), is read once and checked.
+//
+// A sequence word is generation << 40 | step. Words only grow.
+//   pushed[b]     the gradient of bucket b for that step is complete
+//   consumed[b]   committed (or aborted): the gradient may be overwritten
+//   published[b]  the weights of bucket b are those of that step's version
+//
+// Worker -> daemon: store (release), then one byte on the handle socket.
+// Daemon -> worker: store (release), then ++wake and FUTEX_WAKE on it.
+#ifndef PROTO_CONTROL_BLOCK_H_
+#define PROTO_CONTROL_BLOCK_H_
+
+#include <atomic>
+#include <cstdint>
+
+namespace ballast::proto {
+
+inline constexpr uint64_t kControlBlockMagic = 0x314b4c42'4c4c4142;  // BALLBLK1
+inline constexpr uint32_t kControlBlockVersion = 1;
+inline constexpr uint32_t kPageSize = 4096;
+inline constexpr uint32_t kMaxCursorBytes = 64 * 1024;
+inline constexpr uint32_t kMaxParamGroups = 256;
+inline constexpr uint32_t kMaxBuckets = 1 << 16;
+inline constexpr uint32_t kMaxErrorBytes = 1024;
+inline constexpr int kStepBits = 40;
+inline constexpr int64_t kMaxStep = (int64_t{1} << kStepBits) - 1;
+inline constexpr int64_t kMaxGeneration = (int64_t{1} << 23) - 1;
+
+using Word = std::atomic<uint64_t>;
+static_assert(sizeof(Word) == 8 && Word::is_always_lock_free);
+
+constexpr uint64_t SequenceWord(int64_t generation, int64_t step) {
+  return static_cast<uint64_t>(generation) << kStepBits |
+         static_cast<uint64_t>(step);
+}
+constexpr int64_t StepOf(uint64_t word) {
+  return static_cast<int64_t>(word & ((uint64_t{1} << kStepBits) - 1));
+}
+constexpr int64_t GenerationOf(uint64_t word) {
+  return static_cast<int64_t>(word >> kStepBits);
+}
+
+struct ControlBlockHeader {
+  uint64_t magic;
+  uint32_t version;
+  uint32_t num_buckets;
+  uint32_t num_groups;
+  uint32_t reserved;
+  uint64_t size_bytes;
+  uint64_t daemon_area_offset;
+  uint64_t worker_area_offset;
+  uint64_t groups_offset;
+  uint64_t cursor_offset;
+  uint64_t pushed_offset;
+  uint64_t consumed_offset;
+  uint64_t published_offset;
+};
+
+// What a worker hands over with a step, per param group. Values that the
+// optimizer does not have are zero. All ranks must agree, bit for bit.
+struct GroupValues {
+  double lr;
+  double beta1;         // adam, adamw
+  double beta2;         // adam, adamw
+  double eps;           // adam, adamw
+  double weight_decay;
+  double momentum;      // sgd
+  double dampening;     // sgd
+  double nesterov;      // sgd: 0 or 1
+};
+
+enum class StepOutcome : uint32_t {
+  kNone = 0,
+  kCommitted = 1,
+  kSkipped = 2,  // committed with unchanged weights: non-finite gradient
+};
+
+// The daemon's answer to one step, valid when `word` is that step's sequence
+// word; two slots, used in turn (step & 1).
+struct StepRecord {
+  Word word;
+  StepOutcome outcome;
+  uint32_t fallbacks;
+  int64_t weight_version;
+  int64_t optimizer_step;  // updates applied so far, skipped ones not counted
+  double grad_norm;
+  double clip_factor;
+  double lr;  // of param group 0
+  double relative_error;
+  uint64_t wire_bytes_sent;
+  uint64_t wire_bytes_received;
+  uint64_t payload_bytes;
+  double seconds;           // first push of this node -> all published
+  double stage_seconds[6];  // collect, reduce, vote, update, publish, wait
+};
+
+struct DaemonArea {
+  std::atomic<uint32_t> wake;     // futex word
+  std::atomic<uint32_t> failure;  // see `failure_*`; odd while being written
+  Word open;       // generation and step that the daemon waits for
+  Word committed;  // last committed step, in the generation that committed it
+  // The last failure, valid for an even, changed `failure` count: the job's
+  // end (`failure_fatal` = 1) or one aborted step, to be repeated in the
+  // generation of `open`.
+  int32_t failure_code;  // absl::StatusCode
+  uint32_t failure_fatal;
+  uint64_t failure_word;  // the step that failed
+  char failure_text[kMaxErrorBytes];
+  StepRecord records[2];
+};
+static_assert(sizeof(DaemonArea) <= kPageSize);
+
+struct WorkerArea {
+  // The step that the group values and the cursor belong to; stored (release)
+  // after them and before the last pushed[] word of the step.
+  Word step_input;
+  uint32_t cursor_bytes;
+  uint32_t reserved;
+};
+
+}  // namespace ballast::proto
+
+#endif  // PROTO_CONTROL_BLOCK_H_
