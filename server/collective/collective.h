@@ -1,0 +1,97 @@
+// The four hops of a bucket as resumable operations (DESIGN 5):
+//
+//   StartReduce   1 inside the node: canonical-tree sums over the local ranks
+//                 2 between nodes: sums of each owner's slice to that owner,
+//                   who finishes the tree and divides once -> state gradient
+//   StartPublish  3 between nodes: each owner's new weights to every node
+//                 4 into the node's published segment
+//
+// Buckets enter hop 2 in layout order, at most `buckets_in_flight` at a time,
+// whatever the order of the calls; with one node hop 2 and 3 do not exist and
+// the sums go straight into the state gradient.
+//
+// Threading: control thread only; sums run in the compute pool. No allocation
+// per bucket after Create. Ownership: scratch memory and prepared exchanges;
+// borrows gradients, weights and the state gradient.
+// Errors: a failed exchange is reported once through OnFailed; after that, or
+// after Cancel, no other call of the observer follows.
+#ifndef SERVER_COLLECTIVE_COLLECTIVE_H_
+#define SERVER_COLLECTIVE_COLLECTIVE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/statusor.h"
+#include "kernels/exact_sum.h"
+#include "kernels/kernels.h"
+#include "server/base/compute_pool.h"
+#include "server/base/ids.h"
+#include "server/device/device.h"
+#include "server/layout/layout.h"
+#include "server/transport/transport.h"
+
+namespace ballast::collective {
+
+struct Reduced {
+  kernels::ExactSum norm2;  // over the elements this node owns
+  bool finite = true;
+};
+
+class CollectiveObserver {
+ public:
+  virtual ~CollectiveObserver() = default;
+  virtual void OnReduced(BucketId bucket, const Reduced& reduced) = 0;
+  virtual void OnPublished(BucketId bucket) = 0;
+  virtual void OnBroadcast() = 0;
+  virtual void OnFailed(absl::Status status) = 0;
+};
+
+struct ByteCounts {
+  uint64_t wire_sent = 0;      // payload and headers, between nodes
+  uint64_t wire_received = 0;
+  uint64_t payload_sent = 0;   // what the policy's formula says
+};
+
+struct Parts {
+  const layout::Layout* layout;
+  NodeRank node;
+  uint64_t job_key;              // names the job in transport frames
+  const kernels::Kernels* kernels;
+  base::ComputePool* pool;
+  device::Device* device;        // scratch
+  transport::Transport* transport;  // null with one node
+  std::vector<std::span<const std::byte>> gradients;  // per local rank
+  std::span<std::byte> weights;  // the node's published segment
+  std::span<float> state_gradient;
+  int buckets_in_flight = 8;
+  CollectiveObserver* observer;
+};
+
+class Collective {
+ public:
+  // One per generation.
+  static absl::StatusOr<std::unique_ptr<Collective>> Create(
+      const Parts& parts, Generation generation);
+  virtual ~Collective() = default;
+
+  virtual void StartReduce(BucketId bucket, Step step) = 0;
+  virtual void StartPublish(BucketId bucket, Step step) = 0;
+
+  // All weights (frozen ones too) from `root` to every node; start-up only.
+  virtual void StartBroadcast(NodeRank root) = 0;
+
+  // Drops everything in flight; `done` runs on the control thread once no
+  // pool task and no transport touches the borrowed memory any more.
+  virtual void Cancel(absl::AnyInvocable<void() &&> done) = 0;
+
+  virtual ByteCounts byte_counts() const = 0;  // since Create
+};
+
+}  // namespace ballast::collective
+
+#endif  // SERVER_COLLECTIVE_COLLECTIVE_H_

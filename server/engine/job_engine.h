@@ -1,0 +1,81 @@
+// One job on one node: takes its buckets through
+//
+//   open -> collected -> reducing -> reduced -> (vote, commit) -> updating
+//        -> publishing -> published, and so the next step opens
+//
+// An engine only decides: arithmetic is in collective and optimizer, workers
+// and nodes are behind ports, time is an argument. After a commit nothing can
+// fail but this node itself.
+//
+// Threading: control thread only.
+#ifndef SERVER_ENGINE_JOB_ENGINE_H_
+#define SERVER_ENGINE_JOB_ENGINE_H_
+
+#include <memory>
+#include <span>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "proto/control_block.h"
+#include "proto/peer.pb.h"
+#include "server/base/clock.h"
+#include "server/base/ids.h"
+#include "server/collective/collective.h"
+#include "server/engine/ports.h"
+#include "server/layout/layout.h"
+#include "server/metrics/metrics.h"
+#include "server/optimizer/optimizer.h"
+
+namespace ballast::engine {
+
+struct Parts {
+  const layout::Layout* layout;
+  NodeRank node;
+  const base::Clock* clock;
+  optimizer::ShardState* state;
+  optimizer::Optimizer* optimizer;
+  WorkerPort* workers;
+  MemberPort* members;
+  metrics::JobMetrics* metrics;  // null: none
+};
+
+struct Counts {
+  int64_t committed = 0;
+  int64_t skipped = 0;
+  int64_t aborted = 0;
+};
+
+class JobEngine : public optimizer::UpdateObserver,
+                  public collective::CollectiveObserver {
+ public:
+  static std::unique_ptr<JobEngine> Create(const Parts& parts);
+
+  // A view is in force and weights of version `open_step - 1` are published
+  // here; `collective` belongs to this generation and outlives its use.
+  virtual void Start(Generation generation, Step open_step,
+                     collective::Collective* collective) = 0;
+
+  // From the workers, checked by the session: of the open step, each once.
+  virtual void OnPushed(LocalRank rank, BucketId bucket) = 0;
+  virtual void OnStepInput(LocalRank rank,
+                           std::span<const proto::GroupValues> groups,
+                           std::string cursor) = 0;
+
+  // From membership.
+  virtual void OnCommit(const v1::Commit& commit) = 0;
+  virtual void OnAbort(const v1::Abort& abort) = 0;
+
+  virtual Step open_step() const = 0;
+  virtual WeightVersion weight_version() const = 0;
+  virtual bool is_idle() const = 0;  // nothing in flight, no open commit
+  virtual Counts counts() const = 0;
+  virtual const StepSummary& last_summary() const = 0;
+  // Whom or what the open step waits for ("rank 2 has not pushed 3 of 12
+  // buckets of step 118 for 12.3 s"); empty if for nobody.
+  virtual std::string WaitingFor(absl::Time now) const = 0;
+};
+
+}  // namespace ballast::engine
+
+#endif  // SERVER_ENGINE_JOB_ENGINE_H_

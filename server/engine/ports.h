@@ -1,0 +1,64 @@
+// What an engine asks of its neighbours. `server/daemon` connects the ports:
+// engine, session and membership never include one another.
+//
+// Threading: control thread only.
+#ifndef SERVER_ENGINE_PORTS_H_
+#define SERVER_ENGINE_PORTS_H_
+
+#include <array>
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "proto/peer.pb.h"
+#include "server/base/ids.h"
+
+namespace ballast::engine {
+
+enum class Stage { kCollect, kReduce, kVote, kUpdate, kPublish, kWait };
+inline constexpr int kNumStages = 6;
+
+// proto::StepRecord without its words.
+struct StepSummary {
+  Generation generation;
+  Step step;
+  bool skipped = false;
+  WeightVersion weight_version;
+  int64_t optimizer_step = 0;
+  double grad_norm = 0;
+  double clip_factor = 1;
+  double lr = 0;
+  double relative_error = 0;
+  uint32_t fallbacks = 0;
+  uint64_t wire_bytes_sent = 0;
+  uint64_t wire_bytes_received = 0;
+  uint64_t payload_bytes = 0;
+  double seconds = 0;
+  std::array<double, kNumStages> stage_seconds{};
+};
+
+// Towards the workers of this node (all of them; stores, then one wake).
+class WorkerPort {
+ public:
+  virtual ~WorkerPort() = default;
+  // Contributions to (generation, step) count from now on, no others.
+  virtual void Open(Generation generation, Step step) = 0;
+  virtual void Consumed(BucketId bucket, Generation generation, Step step) = 0;
+  virtual void Published(BucketId bucket, Generation generation, Step step) = 0;
+  // Called at commit, before any Consumed; and once more when the step is
+  // published, with the final seconds (the record is then complete).
+  virtual void Committed(const StepSummary& summary) = 0;
+  virtual void Finished(const StepSummary& summary) = 0;
+  // The step is void and open again in `next`; `why` says what to mend.
+  virtual void Aborted(Step step, Generation next, const absl::Status& why) = 0;
+};
+
+// Towards the other nodes of the job.
+class MemberPort {
+ public:
+  virtual ~MemberPort() = default;
+  virtual void CastVote(const v1::Vote& vote) = 0;
+};
+
+}  // namespace ballast::engine
+
+#endif  // SERVER_ENGINE_PORTS_H_

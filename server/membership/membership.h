@@ -1,0 +1,77 @@
+// Who is in a job, and what became of each step: the member role of every
+// node and, on the lowest node rank, the coordinator role. Decisions are pure
+// functions of (state, event, time); this class feeds them with frames and
+// timers and carries out what they decide.
+//
+//   node      Join ------------->  coordinator   all nodes here, all equal?
+//             <-------------- View (generation, open step)   or Refusal
+//             Vote ------------->                all voted: norm, clip, skip
+//             <------------ Commit | Abort (recorded before it is sent)
+//
+// Only the coordinator aborts, and never after a commit. Every wait is
+// bounded and has a reason (I23). Frames of another generation or incarnation
+// are dropped and counted.
+//
+// Threading: control thread only.
+#ifndef SERVER_MEMBERSHIP_MEMBERSHIP_H_
+#define SERVER_MEMBERSHIP_MEMBERSHIP_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "kernels/hyper_parameters.h"
+#include "proto/peer.pb.h"
+#include "server/base/clock.h"
+#include "server/base/executor.h"
+#include "server/base/ids.h"
+#include "server/transport/peer_link.h"
+
+namespace ballast::membership {
+
+class MembershipObserver {
+ public:
+  virtual ~MembershipObserver() = default;
+  virtual void OnView(Generation generation, const v1::View& view) = 0;
+  virtual void OnCommit(const v1::Commit& commit) = 0;
+  virtual void OnAbort(const v1::Abort& abort) = 0;
+  // The job cannot go on here; called once, nothing follows.
+  virtual void OnEnded(absl::Status why) = 0;
+};
+
+struct Parts {
+  std::string job;
+  NodeRank node;
+  int num_nodes;
+  Incarnation incarnation;
+  kernels::OptimizerKind optimizer;
+  double gradient_clipping;       // 0: off
+  int64_t optimizer_step;         // at start; carried on by the coordinator
+  absl::Duration join_timeout;
+  absl::Duration vote_timeout;    // infinite: a slow worker only delays
+  const base::Clock* clock;
+  base::Executor* executor;
+  transport::PeerLink* link;      // null with one node
+  MembershipObserver* observer;
+};
+
+class Membership {
+ public:
+  static std::unique_ptr<Membership> Create(const Parts& parts);
+  virtual ~Membership() = default;
+
+  virtual void Join(const v1::Join& join) = 0;
+  virtual void CastVote(const v1::Vote& vote) = 0;
+  // This node's part ends (closed, failed, hold passed).
+  virtual void Leave(absl::Status why) = 0;
+  virtual void OnFrame(NodeRank from, const v1::PeerFrame& frame) = 0;
+
+  virtual Generation generation() const = 0;
+  // Whom this node waits for, in words; empty if for nobody.
+  virtual std::string WaitingFor() const = 0;
+};
+
+}  // namespace ballast::membership
+
+#endif  // SERVER_MEMBERSHIP_MEMBERSHIP_H_

@@ -1,0 +1,69 @@
+// The shards this node owns, and one optimizer step over them: crash-safe in
+// place. Each chunk with all its state arrays is copied to an undo record (one
+// per pool thread) before it is updated; the reduced gradient stays until the
+// step is published (DESIGN 6.2).
+//
+//   chunk c:  undo[thread] = {c, generation, step, master, moments}  valid
+//             master, moments, published weights <- kernel(gradient)
+//             done[c] = (generation, step)
+//             undo[thread] = invalid
+//
+// Threading: control thread only; the arithmetic runs in the compute pool.
+// Ownership: keeps state and undo memory; borrows the published weights.
+#ifndef SERVER_OPTIMIZER_OPTIMIZER_H_
+#define SERVER_OPTIMIZER_OPTIMIZER_H_
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/hyper_parameters.h"
+#include "kernels/kernels.h"
+#include "server/base/compute_pool.h"
+#include "server/base/ids.h"
+#include "server/device/device.h"
+#include "server/layout/layout.h"
+#include "server/optimizer/shard_state.h"
+
+namespace ballast::optimizer {
+
+class UpdateObserver {
+ public:
+  virtual ~UpdateObserver() = default;
+  // All owned chunks of `bucket` are updated and cast into the published
+  // weights of this node. Also called, once, for a bucket it owns nothing of.
+  virtual void OnUpdated(BucketId bucket) = 0;
+};
+
+struct Parts {
+  const layout::Layout* layout;
+  NodeRank node;
+  const kernels::Kernels* kernels;
+  base::ComputePool* pool;
+  device::Device* device;  // undo records
+  ShardState* state;
+  std::span<std::byte> weights;  // the node's published segment
+  UpdateObserver* observer;
+};
+
+class Optimizer {
+ public:
+  static absl::StatusOr<std::unique_ptr<Optimizer>> Create(const Parts& parts);
+  virtual ~Optimizer() = default;
+
+  // The scalars of the committed step, one per param group; then StartUpdate
+  // once per bucket, in any order.
+  virtual void BeginStep(Generation generation, Step step,
+                         std::span<const kernels::StepScalars> scalars) = 0;
+  virtual void StartUpdate(BucketId bucket) = 0;
+
+  // Masters from the node's published weights (initial values, load); moments
+  // and gradients zero. Start-up only; runs on the calling thread.
+  virtual void InitializeFromWeights() = 0;
+};
+
+}  // namespace ballast::optimizer
+
+#endif  // SERVER_OPTIMIZER_OPTIMIZER_H_

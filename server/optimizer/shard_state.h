@@ -1,0 +1,54 @@
+// Memory of the owned shards: fp32 arrays indexed by Piece::state_offset, and
+// the scalars that belong to them (two slots, checksummed: the newer valid one
+// counts, so that a torn write never loses both).
+//
+// Threading: arrays are handed to pool tasks, which keep to their own pieces;
+// everything else on the control thread.
+#ifndef SERVER_OPTIMIZER_SHARD_STATE_H_
+#define SERVER_OPTIMIZER_SHARD_STATE_H_
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/hyper_parameters.h"
+#include "server/base/ids.h"
+#include "server/device/device.h"
+#include "server/layout/layout.h"
+
+namespace ballast::optimizer {
+
+// What is committed together with the arrays.
+struct Scalars {
+  Generation generation;
+  Step step;                   // last committed
+  int64_t optimizer_step = 0;  // updates applied (skipped steps not counted)
+  std::vector<kernels::HyperParameters> groups;
+  std::vector<std::string> cursors;  // per local rank
+};
+
+class ShardState {
+ public:
+  // `kind` and `has_momentum` decide how many moments there are. All zero.
+  static absl::StatusOr<std::unique_ptr<ShardState>> Create(
+      device::Device* device, const layout::Layout& layout, NodeRank node,
+      kernels::OptimizerKind kind, bool has_momentum);
+  virtual ~ShardState() = default;
+
+  virtual kernels::OptimizerKind kind() const = 0;
+  virtual int num_moments() const = 0;
+  virtual std::span<float> master() = 0;
+  virtual std::span<float> moment(int index) = 0;
+  virtual std::span<float> gradient() = 0;  // reduced: the mean over all ranks
+  virtual uint64_t size_bytes() const = 0;
+
+  virtual const Scalars& scalars() const = 0;
+  virtual void Commit(Scalars scalars) = 0;
+};
+
+}  // namespace ballast::optimizer
+
+#endif  // SERVER_OPTIMIZER_SHARD_STATE_H_

@@ -1,0 +1,67 @@
+// The workers of this node. One LocalJob per job: its slots (one per local
+// rank), the segments that workers map, and the words of their control blocks.
+// It turns hostile shared memory into checked events, and engine decisions
+// into stores and wakes.
+//
+//   missing --Attach--> attached --Begin--> ready --Close--> closed
+//      ^------ socket closed, pidfd fired, Detach ------'
+//
+// A slot that a worker left keeps its segments; a new incarnation with the
+// same job and layout takes it, is told the open step and its cursor, and
+// pushes what is missing (unpushed gradients are zeroed first).
+//
+// Threading: control thread only.
+#ifndef SERVER_SESSION_SESSION_H_
+#define SERVER_SESSION_SESSION_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "absl/status/status.h"
+#include "proto/control_block.h"
+#include "proto/handle_socket.h"
+#include "server/base/ids.h"
+#include "server/device/device.h"
+
+namespace ballast::session {
+
+struct WorkerIdentity {
+  int64_t pid = 0;
+  uint32_t uid = 0;
+  Incarnation incarnation;
+};
+
+// One worker's connection as the session sees it. Real: over an
+// ipc::HandleConnection. Simulated: a worker in the same process.
+class WorkerLink {
+ public:
+  virtual ~WorkerLink() = default;
+  virtual const WorkerIdentity& identity() const = 0;
+  virtual absl::Status SendSegment(proto::SegmentKind kind,
+                                   const device::SharedBuffer& buffer) = 0;
+  // The control block changed: wake its futex word (already incremented).
+  virtual void Wake(std::atomic<uint32_t>* word) = 0;
+  // Ends the lease; the link may be deleted afterwards.
+  virtual void Close(absl::Status why) = 0;
+};
+
+// What the rest of the daemon hears of one LocalJob; `server/daemon` connects
+// it to engine and membership.
+class JobObserver {
+ public:
+  virtual ~JobObserver() = default;
+  // Every local slot is ready for the first time, or again after a loss.
+  virtual void OnAllReady() = 0;
+  virtual void OnPushed(LocalRank rank, BucketId bucket) = 0;
+  virtual void OnStepInput(LocalRank rank,
+                           std::span<const proto::GroupValues> groups,
+                           std::string cursor) = 0;
+  virtual void OnWorkerLost(LocalRank rank, const absl::Status& why) = 0;
+  virtual void OnAllClosed() = 0;
+};
+
+}  // namespace ballast::session
+
+#endif  // SERVER_SESSION_SESSION_H_
