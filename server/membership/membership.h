@@ -26,7 +26,6 @@
 #include "server/base/clock.h"
 #include "server/base/executor.h"
 #include "server/base/ids.h"
-#include "server/transport/peer_link.h"
 
 namespace ballast::membership {
 
@@ -38,6 +37,14 @@ class MembershipObserver {
   virtual void OnAbort(const v1::Abort& abort) = 0;
   // The job cannot go on here; called once, nothing follows.
   virtual void OnEnded(absl::Status why) = 0;
+};
+
+// Towards the other nodes: frames, in order per pair, possibly lost.
+// `server/daemon` puts them on a transport::PeerLink (same layer as this).
+class FramePort {
+ public:
+  virtual ~FramePort() = default;
+  virtual void Send(NodeRank to, const v1::PeerFrame& frame) = 0;
 };
 
 struct Parts {
@@ -52,7 +59,7 @@ struct Parts {
   absl::Duration vote_timeout;    // infinite: a slow worker only delays
   const base::Clock* clock;
   base::Executor* executor;
-  transport::PeerLink* link;      // null with one node
+  FramePort* link;                // null with one node
   MembershipObserver* observer;
 };
 
