@@ -1,0 +1,1 @@
+"""Ballast: optimizer state that outlives the training process."""
