@@ -17,6 +17,7 @@
 #ifndef KERNELS_CANONICAL_TREE_H_
 #define KERNELS_CANONICAL_TREE_H_
 
+#include <span>
 #include <vector>
 
 namespace ballast::kernels {
@@ -29,6 +30,10 @@ struct RankRange {
 
 // Ranks of the left child of a node over `count` > 1 ranks.
 int LeftCount(int count);
+
+// Whether `ranges`, ascending and disjoint, are subtrees of the tree over
+// [0, world_size) that cover it: what finishing the tree needs.
+bool IsTreeCover(std::span<const RankRange> ranges, int world_size);
 
 // The maximal subtrees of the tree over [0, world_size) that lie inside
 // `range`, by first rank: one if the range is a subtree, at most

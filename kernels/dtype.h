@@ -14,9 +14,7 @@ enum class DType : uint8_t {  // values are on the wire and in files
   kFloat16 = 3,
 };
 
-constexpr int SizeOf(DType dtype) {
-  return dtype == DType::kFloat32 ? 4 : 2;
-}
+constexpr int SizeOf(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
 
 constexpr std::string_view Name(DType dtype) {
   switch (dtype) {

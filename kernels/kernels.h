@@ -1,0 +1,69 @@
+// The arithmetic of Ballast as one table of functions: the seam at which a
+// build or a machine chooses its variants. kernels/reference is the scalar
+// one and the specification; every other table gives the same bits.
+//
+// Threading: pure functions on the caller's memory, no allocation; thread-safe
+// on disjoint outputs. Counts are >= 0. Arrays need only the alignment of
+// their element. Preconditions are the caller's (layout's) own arithmetic;
+// contents of arrays are never trusted and cannot misbehave.
+#ifndef KERNELS_KERNELS_H_
+#define KERNELS_KERNELS_H_
+
+#include <cstdint>
+#include <span>
+
+#include "kernels/canonical_tree.h"
+#include "kernels/codec.h"
+#include "kernels/dtype.h"
+#include "kernels/hyper_parameters.h"
+
+namespace ballast::kernels {
+
+struct CellNorm {
+  double norm2 = 0;    // 0 if not finite
+  bool finite = true;  // no NaN or infinity among the elements
+};
+
+struct Kernels {
+  // out[i] = the canonical tree's sum of sources[r][i], r in rank order, each
+  // element widened to fp32 first. One source: a widening copy; none: zeros.
+  // `out` may be one of the sources if those are fp32.
+  void (*tree_sum)(DType dtype, std::span<const void* const> sources,
+                   int64_t count, float* out);
+
+  // Finishes the tree over [0, world_size) from the sums of its subtrees
+  // `ranges` (MaximalSubtrees of all nodes, ascending, IsTreeCover), then
+  // divides once by world_size. `out` may be one of the parts.
+  void (*finish_mean)(std::span<const RankRange> ranges,
+                      std::span<const float* const> parts, int world_size,
+                      int64_t count, float* out);
+
+  // One cell: count <= kCellElements.
+  CellNorm (*cell_norm)(const float* x, int64_t count);
+
+  // One step of `count` elements in place, and their new weights cast to
+  // `weight_dtype` (weight_out may be null: no cast). `m` is the momentum
+  // buffer of sgd, null if flags has no kFlagMomentum; `v` is null for sgd.
+  void (*optimizer_step)(OptimizerKind kind, const StepScalars& scalars,
+                         int64_t count, const float* gradient, float* master,
+                         float* m, float* v, DType weight_dtype,
+                         void* weight_out);
+
+  void (*cast)(const float* in, DType dtype, int64_t count, void* out);
+  void (*widen)(const void* in, DType dtype, int64_t count, float* out);
+
+  // A run of cells of one tensor from element `first` (a multiple of
+  // kCellElements), exactly EncodedBytes(spec, count) bytes. `key` is a
+  // StochasticKey, unused by nearest rounding. `spec` is valid.
+  void (*encode)(const CodecSpec& spec, uint64_t key, int64_t first,
+                 int64_t count, const float* in, uint8_t* out);
+  void (*decode)(const CodecSpec& spec, int64_t count, const uint8_t* in,
+                 float* out);
+  // out[i] += decoded[i], in fp32.
+  void (*decode_add)(const CodecSpec& spec, int64_t count, const uint8_t* in,
+                     float* out);
+};
+
+}  // namespace ballast::kernels
+
+#endif  // KERNELS_KERNELS_H_
