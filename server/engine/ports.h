@@ -41,11 +41,13 @@ class WorkerPort {
  public:
   virtual ~WorkerPort() = default;
   // Contributions to (generation, step) count from now on, no others.
+  // At a commit this comes before the Consumed of the step before: whoever may
+  // overwrite a gradient may also push it.
   virtual void Open(Generation generation, Step step) = 0;
   virtual void Consumed(BucketId bucket, Generation generation, Step step) = 0;
   virtual void Published(BucketId bucket, Generation generation, Step step) = 0;
-  // Called at commit, before any Consumed; and once more when the step is
-  // published, with the final seconds (the record is then complete).
+  // Called at commit, before the next Open and any Consumed; and once more with
+  // the final seconds before the last Published (the record is then complete).
   virtual void Committed(const StepSummary& summary) = 0;
   virtual void Finished(const StepSummary& summary) = 0;
   // The step is void and open again in `next`; `why` says what to mend.
@@ -57,6 +59,8 @@ class MemberPort {
  public:
   virtual ~MemberPort() = default;
   virtual void CastVote(const v1::Vote& vote) = 0;
+  // This node cannot carry out a step: the job ends everywhere.
+  virtual void Leave(const absl::Status& why) = 0;
 };
 
 }  // namespace ballast::engine

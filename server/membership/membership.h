@@ -57,6 +57,7 @@ struct Parts {
   int64_t optimizer_step;         // at start; carried on by the coordinator
   absl::Duration join_timeout;
   absl::Duration vote_timeout;    // infinite: a slow worker only delays
+  absl::Duration peer_timeout;    // silence after which a node counts as lost
   const base::Clock* clock;
   base::Executor* executor;
   FramePort* link;                // null with one node
@@ -70,11 +71,15 @@ class Membership {
 
   virtual void Join(const v1::Join& join) = 0;
   virtual void CastVote(const v1::Vote& vote) = 0;
-  // This node's part ends (closed, failed, hold passed).
+  // This node's part ends. OK: its workers closed the job; OnEnded follows when
+  // those of all nodes did. An error ends the job everywhere else at once, and
+  // here without a further call.
   virtual void Leave(absl::Status why) = 0;
   virtual void OnFrame(NodeRank from, const v1::PeerFrame& frame) = 0;
 
   virtual Generation generation() const = 0;
+  // Late, repeated or foreign frames that changed nothing.
+  virtual int64_t dropped_frames() const = 0;
   // Whom this node waits for, in words; empty if for nobody.
   virtual std::string WaitingFor() const = 0;
 };
