@@ -1,0 +1,21 @@
+// From the checked configuration to the small option structs of the modules.
+//
+// Threading: pure functions.
+#ifndef SERVER_DAEMON_OPTIONS_H_
+#define SERVER_DAEMON_OPTIONS_H_
+
+#include "absl/time/time.h"
+#include "proto/config.pb.h"
+#include "server/session/sessions.h"
+
+namespace ballast::daemon {
+
+// All take a configuration that passed CheckConfig.
+int ComputeThreads(const v1::Config& config);  // 0 -> one per core
+absl::Duration Hold(const v1::Config& config);
+absl::Duration JoinTimeout(const v1::Config& config);
+session::Options SessionOptions(const v1::Config& config);
+
+}  // namespace ballast::daemon
+
+#endif  // SERVER_DAEMON_OPTIONS_H_

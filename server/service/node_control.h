@@ -1,0 +1,31 @@
+// What the gRPC adapters ask of the daemon beyond session::Sessions;
+// implemented by server/daemon.
+//
+// Threading: control thread only, except Version (any thread).
+#ifndef SERVER_SERVICE_NODE_CONTROL_H_
+#define SERVER_SERVICE_NODE_CONTROL_H_
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "proto/admin.pb.h"
+#include "proto/worker.pb.h"
+
+namespace ballast::service {
+
+class NodeControl {
+ public:
+  virtual ~NodeControl() = default;
+  virtual v1::VersionReply Version() const = 0;
+  virtual v1::GetServerInfoReply ServerInfo() = 0;
+  virtual v1::StatusReply Status() = 0;
+  virtual v1::ListJobsReply ListJobs() = 0;
+  // NotFound names the job.
+  virtual absl::StatusOr<v1::GetJobReply> GetJob(const std::string& name) = 0;
+  // Starts to drain; returns at once, the process exits when it is done.
+  virtual void Drain() = 0;
+};
+
+}  // namespace ballast::service
+
+#endif  // SERVER_SERVICE_NODE_CONTROL_H_

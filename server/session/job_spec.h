@@ -1,0 +1,69 @@
+// What a worker says of its job when it attaches, as plain values: parsed by
+// `service` (or made by a test), checked by Sessions.
+#ifndef SERVER_SESSION_JOB_SPEC_H_
+#define SERVER_SESSION_JOB_SPEC_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "kernels/hyper_parameters.h"
+#include "server/base/ids.h"
+#include "server/layout/layout.h"
+
+namespace ballast::session {
+
+struct JobSpec {
+  std::string name;
+  std::string tenant = "default";
+  std::vector<layout::TensorSpec> tensors;
+  kernels::OptimizerKind optimizer = kernels::OptimizerKind::kSgd;
+  std::vector<kernels::HyperParameters> groups;  // at least one
+  std::string exchange = "exact";                // a preset's name
+  double gradient_clipping = 0;                  // global norm; 0: off
+  uint64_t bucket_bytes = 0;                     // 0: the daemon's default
+  absl::Duration hold = absl::ZeroDuration();    // zero: the daemon's default
+};
+
+struct Placement {
+  Rank rank;
+  int world_size = 1;
+  LocalRank local_rank;
+  int local_world_size = 1;
+  NodeRank node_rank;
+
+  int num_nodes() const { return world_size / local_world_size; }
+};
+
+enum class Resume { kAuto, kNever, kMust };
+
+struct AttachRequest {
+  JobSpec job;
+  Placement placement;
+  Resume resume = Resume::kAuto;
+  bool has_initial_values = false;
+};
+
+// Where things are, in the order of the request's tensors: `layout`, valid
+// until the job ends (copy what outlives the call).
+struct AttachReply {
+  Incarnation incarnation;
+  const layout::Layout* layout = nullptr;
+  uint64_t initial_bytes = 0;  // 0: no kInitial segment was sent
+  bool resumed = false;
+};
+
+struct BeginReply {
+  Generation generation;
+  Step open_step;
+  WeightVersion weight_version;
+  int64_t optimizer_step = 0;
+  std::string cursor;  // this rank's, committed with open_step - 1
+  std::vector<kernels::HyperParameters> groups;  // of the last committed step
+  std::vector<int32_t> pushed_buckets;  // in already for open_step
+};
+
+}  // namespace ballast::session
+
+#endif  // SERVER_SESSION_JOB_SPEC_H_

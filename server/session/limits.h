@@ -1,0 +1,46 @@
+// Bounds on what a worker may ask for, checked before anything of that size
+// is allocated (I26), and the formula of a job's memory on one node.
+#ifndef SERVER_SESSION_LIMITS_H_
+#define SERVER_SESSION_LIMITS_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "server/base/ids.h"
+#include "server/layout/layout.h"
+#include "server/session/job_spec.h"
+
+namespace ballast::session {
+
+struct Limits {
+  int max_jobs = 64;
+  int max_workers_per_job = 1024;       // world size
+  int max_tensors = 100'000;
+  uint64_t max_job_bytes = 0;           // on this node; 0: no bound
+  uint64_t max_total_bytes = 0;         // of all jobs; 0: no bound
+};
+
+// InvalidArgument names field, value and rule; ResourceExhausted the bound.
+absl::Status CheckPlacement(const Placement& placement, const Limits& limits);
+absl::Status CheckSpec(const JobSpec& spec, const Limits& limits);
+
+// "" or what differs between the job and what another rank says of it.
+std::string Difference(const JobSpec& job, const JobSpec& other);
+
+struct MemoryNeed {
+  uint64_t gradients = 0;       // W segments
+  uint64_t weights = 0;         // published
+  uint64_t initial = 0;         // until Begin, where rank 0 is here
+  uint64_t control_blocks = 0;
+  uint64_t state = 0;           // masters, moments, reduced gradients
+  uint64_t undo = 0;            // one chunk of state per thread
+  uint64_t total() const {
+    return gradients + weights + initial + control_blocks + state + undo;
+  }
+};
+MemoryNeed EstimateMemory(const JobSpec& spec, const layout::Layout& layout,
+                          NodeRank node, int compute_threads);
+
+}  // namespace ballast::session
+
+#endif  // SERVER_SESSION_LIMITS_H_

@@ -1,0 +1,121 @@
+// All jobs and workers of this node: checks every attach before anything is
+// allocated, keeps the jobs' clocks (join timeout, hold) and the memory
+// account, and sends each connection's events to its job.
+//
+//   connection --Attach--> job (made by its first worker) --Begin--> running
+//
+// Threading: control thread only.
+// Ownership: keeps jobs and links; borrows device, executor and JobHost.
+#ifndef SERVER_SESSION_SESSIONS_H_
+#define SERVER_SESSION_SESSIONS_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "server/base/executor.h"
+#include "server/device/device.h"
+#include "server/session/job_spec.h"
+#include "server/session/limits.h"
+#include "server/session/local_job.h"
+#include "server/session/session.h"
+
+namespace ballast::session {
+
+// Who computes for the jobs: the daemon, or a simulation.
+class JobHost {
+ public:
+  virtual ~JobHost() = default;
+  // The first worker of `job` is here; allocates state and engine. The
+  // observer lives until EndJob. An error refuses the attach.
+  virtual absl::StatusOr<JobObserver*> StartJob(LocalJob* job) = 0;
+  // `job` is over (closed, failed, hold passed; no observer call follows);
+  // `done` runs on the control thread once nothing touches its memory.
+  virtual void EndJob(LocalJob* job, const absl::Status& why,
+                      absl::AnyInvocable<void() &&> done) = 0;
+};
+
+struct Options {
+  Limits limits;
+  absl::Duration default_hold = absl::Minutes(10);
+  absl::Duration join_timeout = absl::Minutes(10);
+  uint64_t default_bucket_bytes = 4 << 20;
+  uint64_t chunk_bytes = 256 << 10;
+  int compute_threads = 1;       // for the undo records in the memory formula
+  bool allow_many_nodes = false;  // a link to other nodes exists
+};
+
+class Sessions {
+ public:
+  // The key of a connection (proto::WelcomeMessage), as lower-case hex.
+  using Key = std::string;
+
+  Sessions(Options options, device::Device* device, base::Executor* executor,
+           JobHost* host);
+  ~Sessions();
+  Sessions(const Sessions&) = delete;
+  Sessions& operator=(const Sessions&) = delete;
+
+  // ---- Connections (handle socket). ----
+  void OnConnected(Key key, std::unique_ptr<WorkerLink> link);
+  void OnDoorbell(const Key& key);
+  // The lease ended from the outside; the link is deleted.
+  void OnDisconnected(const Key& key, const absl::Status& why);
+
+  // ---- Calls (gRPC). FailedPrecondition: the key has no lease (any more). ----
+  absl::StatusOr<AttachReply> Attach(const Key& key, AttachRequest request);
+  // Answers when the job runs, fails, or after `timeout` (DeadlineExceeded,
+  // which says who is missing).
+  void Begin(const Key& key, absl::Duration timeout, LocalJob::BeginDone done);
+  absl::Status Detach(const Key& key);
+  absl::Status Close(const Key& key);
+  // The job of this connection, FailedPrecondition if it has none.
+  absl::StatusOr<LocalJob*> JobOf(const Key& key);
+
+  // ---- The daemon's side. ----
+  // Ends one job with a reason that its workers are told.
+  void FailJob(LocalJob* job, const absl::Status& why);
+  // New connections' attaches are refused with `why` from now on.
+  void StopAccepting(absl::Status why);
+  // Every job fails with `why`; jobs() is empty once their hosts are done.
+  void FailAll(const absl::Status& why);
+
+  std::vector<LocalJob*> jobs() const;  // by name; ending ones too
+  LocalJob* Find(std::string_view name) const;  // null: none
+  int num_connections() const { return connections_.size(); }
+  uint64_t attaches() const { return attaches_; }
+  uint64_t bytes() const;  // by the formula, of all jobs
+
+ private:
+  struct Connection;
+  struct Job;
+
+  Connection* Lookup(const Key& key);
+  absl::StatusOr<Job*> FindOrCreate(const AttachRequest& request, bool* made);
+  absl::StatusOr<Job*> CreateJob(const AttachRequest& request);
+  void ArmTimer(Job* job);
+  void OnTimer(const std::string& name);
+  void End(Job* job, const absl::Status& why);
+  void LeaveJob(Connection* connection, const absl::Status& why);
+
+  const Options options_;
+  device::Device* const device_;
+  base::Executor* const executor_;
+  JobHost* const host_;
+  absl::Status accepting_ = absl::OkStatus();
+  absl::flat_hash_map<Key, std::unique_ptr<Connection>> connections_;
+  absl::flat_hash_map<std::string, std::unique_ptr<Job>> jobs_;
+  uint64_t attaches_ = 0;
+  std::shared_ptr<int> alive_;  // weak in callbacks that may outlive this
+};
+
+}  // namespace ballast::session
+
+#endif  // SERVER_SESSION_SESSIONS_H_
