@@ -39,7 +39,16 @@
 
 namespace ballast::session {
 
-enum class JobState { kStarting, kRunning, kWaiting, kClosing, kFailed };
+// gathering: workers are missing; loading: all here, no weights yet; waiting:
+// a worker of a running job is missing.
+enum class JobState {
+  kGathering,
+  kLoading,
+  kRunning,
+  kWaiting,
+  kClosing,
+  kFailed,
+};
 std::string_view Name(JobState state);
 
 class LocalJob {

@@ -58,6 +58,10 @@ class JobObserver {
   virtual void OnStepInput(LocalRank rank,
                            std::span<const proto::GroupValues> groups,
                            std::string cursor) = 0;
+  // Values that no optimizer could take (not finite, out of their range):
+  // InvalidArgument names group, field and value. The step cannot commit.
+  virtual void OnStepInputRefused(LocalRank rank,
+                                  const absl::Status& why) = 0;
   virtual void OnWorkerLost(LocalRank rank, const absl::Status& why) = 0;
   virtual void OnAllClosed() = 0;
 };
