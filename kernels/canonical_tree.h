@@ -4,13 +4,13 @@
 //   Tree(first, n): a leaf if n = 1, otherwise
 //     Tree(first, l) + Tree(first + l, n - l),  l = largest power of two < n
 //
-//   n = 6:        +
-//               /   \
-//             +       +         ranks 0-3 | ranks 4-5
-//            / \     / \.
-//           +   +   4   5
-//          /\   /\.
-//         0  1 2  3
+//   n = 6:         +
+//             ____/ .____
+//            +           +        ranks 0-3 | ranks 4-5
+//          _/ ._        / .
+//         +     +      4   5
+//        / .   / .
+//       0   1 2   3
 //
 // A node that holds ranks [first, first + count) computes the sums of the
 // maximal subtrees inside its range; the owner of an element finishes the tree.
