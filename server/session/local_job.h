@@ -31,11 +31,11 @@
 #include "proto/control_block.h"
 #include "server/base/ids.h"
 #include "server/device/device.h"
+#include "server/ipc/control_block_view.h"
 #include "server/layout/layout.h"
 #include "server/session/job_spec.h"
 #include "server/session/session.h"
 #include "server/session/slot.h"
-#include "server/session/step_result.h"
 
 namespace ballast::session {
 
@@ -81,8 +81,8 @@ class LocalJob {
   void Open(Generation generation, Step step);
   void Consumed(BucketId bucket, Generation generation, Step step);
   void Published(BucketId bucket, Generation generation, Step step);
-  void Committed(const StepResult& result);
-  void Finished(const StepResult& result);
+  void Committed(const ipc::StepReport& report);
+  void Finished(const ipc::StepReport& report);
   void Aborted(Step step, Generation next, const absl::Status& why);
   // The job's end: told to every worker (fatal), links closed, waiting Begins
   // answered. No observer call follows.
@@ -151,7 +151,7 @@ class LocalJob {
   int64_t optimizer_step_ = 0;
   std::vector<uint64_t> consumed_;   // last stored word, per bucket
   std::vector<uint64_t> published_;
-  StepResult results_[2];            // by step & 1
+  std::optional<ipc::StepReport> reports_[2];  // by step & 1
   std::vector<kernels::HyperParameters> groups_;  // last committed
   bool is_failed_ = false;
   std::string last_failure_;

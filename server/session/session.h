@@ -33,18 +33,20 @@ struct WorkerIdentity {
   Incarnation incarnation;
 };
 
-// One worker's connection as the session sees it. Real: over an
-// ipc::HandleConnection. Simulated: a worker in the same process.
+// One worker's connection as the session sees it. Real: HandleLink, over an
+// ipc::WorkerLink. Simulated: a worker in the same process.
 class WorkerLink {
  public:
   virtual ~WorkerLink() = default;
   virtual const WorkerIdentity& identity() const = 0;
+  // kWeights goes out read-only, everything else read-write.
   virtual absl::Status SendSegment(proto::SegmentKind kind,
                                    const device::SharedBuffer& buffer) = 0;
-  // The control block changed: wake its futex word (already incremented).
-  virtual void Wake(std::atomic<uint32_t>* word) = 0;
-  // Ends the lease; the link may be deleted afterwards.
-  virtual void Close(absl::Status why) = 0;
+  // The control block changed and its futex was woken: nothing to do for a
+  // real worker; a simulated one looks now.
+  virtual void OnWake() = 0;
+  // Ends the lease; the link is deleted afterwards.
+  virtual void Close(const absl::Status& why) = 0;
 };
 
 // What the rest of the daemon hears of one LocalJob; `server/daemon` connects
