@@ -11,7 +11,12 @@
 //
 //   tensor a (5000)            tensor b (300)   tensor c (4096)
 //   |cell0|cell1|c2 904|       |c3 300|         |cell4|cell5|
-//   |------ bucket 0 ---------------- ...|  |---- bucket 1 ---|
+//   |------ bucket 0 -----------------|         |- bucket 1 -|
+//
+// Trainable tensors come first, in the order given, frozen ones after them
+// (in the weight segment only); empty tensors have a place and no cell. So
+// the cells of a shard follow one another in the segments too: a shard is one
+// byte range there, with alignment gaps between its tensors.
 //
 // Threading: immutable after Create; thread-safe.
 #ifndef SERVER_LAYOUT_LAYOUT_H_
@@ -23,87 +28,11 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kernels/dtype.h"
 #include "server/base/ids.h"
+#include "server/layout/difference.h"  // IWYU pragma: export
+#include "server/layout/types.h"       // IWYU pragma: export
 
 namespace ballast::layout {
-
-inline constexpr int64_t kCellElements = 2048;
-inline constexpr uint64_t kAlignment = 64;  // bytes; of every tensor and piece
-
-struct TensorSpec {
-  std::string name;
-  std::vector<int64_t> shape;  // empty: a scalar
-  kernels::DType dtype = kernels::DType::kFloat32;
-  bool trainable = true;
-  int group = 0;
-};
-
-struct Topology {
-  int num_nodes = 1;
-  int local_world_size = 1;  // the same on every node; ranks are contiguous
-  int world_size() const { return num_nodes * local_world_size; }
-  NodeRank NodeOf(Rank rank) const {
-    return NodeRank(rank.value() / local_world_size);
-  }
-  Rank FirstRank(NodeRank node) const {
-    return Rank(node.value() * local_world_size);
-  }
-};
-
-struct Options {
-  uint64_t bucket_bytes = 4 << 20;   // of fp32 elements; at least one cell
-  uint64_t chunk_bytes = 256 << 10;  // of fp32 elements; at least one cell
-  int max_tensors = 100'000;
-  int64_t max_elements = int64_t{1} << 40;
-};
-
-// A run of elements of one tensor. `begin` is a multiple of kCellElements;
-// `end` is one too, or the tensor's size.
-struct Piece {
-  TensorId tensor;
-  int64_t begin = 0;
-  int64_t end = 0;
-  // Index of element `begin` in this bucket's fp32 scratch (dense, each piece
-  // starts at a multiple of 16 elements).
-  int64_t bucket_offset = 0;
-  // Index of element `begin` in the owner's fp32 state arrays (same rule).
-  int64_t state_offset = 0;
-
-  int64_t size() const { return end - begin; }
-  bool operator==(const Piece&) const = default;
-};
-
-struct Chunk {
-  std::vector<Piece> pieces;
-  int64_t state_begin = 0;  // [begin, end) in the owner's state arrays
-  int64_t state_end = 0;
-};
-
-struct Shard {
-  NodeRank owner;
-  std::vector<Piece> pieces;  // empty if the node owns nothing of this bucket
-  int64_t bucket_begin = 0;   // [begin, end) in the bucket's fp32 scratch
-  int64_t bucket_end = 0;
-  std::vector<Chunk> chunks;
-  int64_t num_elements = 0;   // padding not counted
-};
-
-struct Bucket {
-  BucketId id;
-  std::vector<Shard> shards;   // one per node, in node order
-  int64_t scratch_elements = 0;  // fp32 elements of the dense bucket, padded
-  int64_t num_elements = 0;      // padding not counted
-  std::vector<TensorId> tensors;  // those with elements in it, ascending
-};
-
-struct TensorPlace {
-  int64_t num_elements = 0;
-  uint64_t weight_offset = 0;    // bytes, in the weight (and initial) segment
-  uint64_t gradient_offset = 0;  // bytes, in a gradient segment; trainable only
-  int32_t first_bucket = -1;     // [first, last]; -1: in no bucket
-  int32_t last_bucket = -1;
-};
 
 class Layout {
  public:
@@ -111,8 +40,8 @@ class Layout {
   // names, bounds, duplicate names, negative or overflowing shapes, group out
   // of [0, num_groups)), before anything of that size is allocated.
   static absl::StatusOr<Layout> Create(std::vector<TensorSpec> tensors,
-                                       const Topology& topology,
-                                       int num_groups, const Options& options);
+                                       const Topology& topology, int num_groups,
+                                       const Options& options);
 
   std::span<const TensorSpec> tensors() const { return tensors_; }
   std::span<const TensorPlace> places() const { return places_; }
@@ -144,6 +73,8 @@ class Layout {
 
  private:
   Layout() = default;
+  void PlaceTensors(std::span<const int64_t> sizes);
+  void SetDigests(int num_groups);
 
   std::vector<TensorSpec> tensors_;
   std::vector<TensorPlace> places_;
@@ -158,11 +89,6 @@ class Layout {
   std::string digest_;
   std::string model_digest_;
 };
-
-// Says in words how two tensor lists differ ("tensor 3 \"wte\": dtype float32
-// here, bfloat16 there"), empty if they do not.
-std::string Difference(std::span<const TensorSpec> here,
-                       std::span<const TensorSpec> there);
 
 }  // namespace ballast::layout
 
