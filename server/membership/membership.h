@@ -12,7 +12,9 @@
 // bounded and has a reason (I23). Frames of another generation or incarnation
 // are dropped and counted.
 //
-// Threading: control thread only.
+// Threading: control thread only. Observer calls never come from within a call
+// of the same node, except Join, CastVote and Leave with nobody to ask; an
+// observer must not delete this object from within a callback.
 #ifndef SERVER_MEMBERSHIP_MEMBERSHIP_H_
 #define SERVER_MEMBERSHIP_MEMBERSHIP_H_
 
@@ -26,6 +28,7 @@
 #include "server/base/clock.h"
 #include "server/base/executor.h"
 #include "server/base/ids.h"
+#include "server/membership/outcome_log.h"
 
 namespace ballast::membership {
 
@@ -53,14 +56,15 @@ struct Parts {
   int num_nodes;
   Incarnation incarnation;
   kernels::OptimizerKind optimizer;
-  double gradient_clipping;       // 0: off
-  int64_t optimizer_step;         // at start; carried on by the coordinator
+  double gradient_clipping;  // 0: off
+  int64_t optimizer_step;    // at start; carried on by the coordinator
   absl::Duration join_timeout;
-  absl::Duration vote_timeout;    // infinite: a slow worker only delays
-  absl::Duration peer_timeout;    // silence after which a node counts as lost
+  absl::Duration vote_timeout;  // infinite: a slow worker only delays
+  absl::Duration peer_timeout;  // silence after which a node counts as lost
   const base::Clock* clock;
   base::Executor* executor;
-  FramePort* link;                // null with one node
+  FramePort* link;       // null with one node
+  OutcomeLog* outcomes;  // null: kept in memory by this object
   MembershipObserver* observer;
 };
 

@@ -1,0 +1,313 @@
+#include "server/membership/coordinator.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "proto/control_block.h"
+#include "server/membership/join_rules.h"
+#include "server/membership/step_decision.h"
+
+namespace ballast::membership {
+namespace {
+
+using Phase = CoordinatorState::Phase;
+
+Action SendToAll(v1::PeerFrame frame, std::string why) {
+  return {Action::Kind::kSend, std::nullopt, std::move(frame), std::move(why)};
+}
+Action SendTo(NodeRank to, v1::PeerFrame frame, std::string why) {
+  return {Action::Kind::kSend, to, std::move(frame), std::move(why)};
+}
+
+v1::PeerFrame ViewFrame(const CoordinatorState& state) {
+  v1::PeerFrame frame;
+  frame.set_generation(state.generation.value());
+  for (size_t n = 0; n < state.nodes.size(); ++n) {
+    frame.mutable_view()->add_nodes(static_cast<int>(n));
+  }
+  frame.mutable_view()->set_open_step(state.open_step.value());
+  return frame;
+}
+
+// Ends the job everywhere.
+Actions End(const absl::Status& why, CoordinatorState* state) {
+  state->phase = Phase::kEnded;
+  return {SendToAll(LeaveFrame(why), std::string(why.message()))};
+}
+
+std::string NodeList(const CoordinatorState& state,
+                     bool (*is_missing)(const NodeState&)) {
+  std::vector<std::string> names;
+  for (size_t n = 0; n < state.nodes.size(); ++n) {
+    if (is_missing(state.nodes[n])) names.push_back(absl::StrCat("node ", n));
+  }
+  return absl::StrJoin(names, ", ");
+}
+bool HasNotJoined(const NodeState& node) { return !node.join.has_value(); }
+bool HasNotVoted(const NodeState& node) { return !node.vote.has_value(); }
+bool HasClosed(const NodeState& node) { return node.closed; }
+
+class Decider {
+ public:
+  Decider(const CoordinatorOptions& options, absl::Time now,
+          CoordinatorState* state)
+      : options_(options), now_(now), state_(*state) {}
+
+  Actions OnPeer(const PeerEvent& event) {
+    const int from = event.from.value();
+    if (from < 0 || from >= options_.num_nodes) {
+      return {Drop(absl::StrCat("node ", from, " is not of this job"))};
+    }
+    if (state_.phase == Phase::kEnded) return {Drop("the job has ended")};
+    const Incarnation incarnation(event.frame.incarnation());
+    if (event.frame.has_join()) {
+      return OnJoin(event.from, incarnation, event.frame.join());
+    }
+    NodeState& node = state_.nodes[from];
+    if (!node.join.has_value() || node.incarnation != incarnation) {
+      return {Drop(absl::StrCat("node ", from, " in another life"))};
+    }
+    node.heard = now_;
+    if (event.frame.has_vote()) return OnVote(event.from, event.frame);
+    if (event.frame.has_leave()) return OnLeave(event.from, event.frame);
+    return {Drop("a frame that no coordinator takes")};
+  }
+
+  Actions OnTick() {
+    if (state_.phase == Phase::kEnded) return {};
+    if (now_ >= state_.deadline) return OnDeadline();
+    if (state_.phase != Phase::kOpen) return {};
+    for (size_t n = 0; n < state_.nodes.size(); ++n) {
+      const absl::Duration silence = now_ - state_.nodes[n].heard;
+      if (silence < options_.peer_timeout) continue;
+      return End(
+          absl::UnavailableError(absl::StrCat(
+              "node ", n, " has been silent for ",
+              absl::FormatDuration(absl::Trunc(silence, absl::Seconds(1))),
+              "; its state is lost with it")),
+          &state_);
+    }
+    return {};
+  }
+
+ private:
+  Actions OnJoin(NodeRank from, Incarnation incarnation, const v1::Join& join) {
+    NodeState& node = state_.nodes[from.value()];
+    const bool is_known =
+        node.join.has_value() && node.incarnation == incarnation;
+    if (state_.phase == Phase::kOpen) {
+      if (!is_known) {
+        return End(absl::UnavailableError(
+                       absl::StrCat("the daemon of node ", from.value(),
+                                    " started again and has lost its state")),
+                   &state_);
+      }
+      node.heard = now_;
+      return {SendTo(from, ViewFrame(state_), "a repeated join")};
+    }
+    node.heard = now_;
+    if (is_known) return {Drop("a repeated join, the view is not made yet")};
+    node.join = join;
+    node.incarnation = incarnation;
+    if (state_.since == absl::InfinitePast()) {
+      state_.since = now_;
+      state_.deadline = now_ + options_.join_timeout;
+    }
+    Actions actions = RefuseStrangers();
+    if (std::none_of(state_.nodes.begin(), state_.nodes.end(), HasNotJoined)) {
+      actions.push_back(OpenView());
+    }
+    return actions;
+  }
+
+  // Everyone is compared with node 0; whoever differs may mend it and join
+  // again until the deadline.
+  Actions RefuseStrangers() {
+    Actions actions;
+    if (HasNotJoined(state_.nodes[0])) return actions;
+    const v1::Join& first = *state_.nodes[0].join;
+    for (int n = 0; n < options_.num_nodes; ++n) {
+      NodeState& node = state_.nodes[n];
+      if (HasNotJoined(node)) continue;
+      const std::string difference =
+          JoinDifference(options_.num_nodes, first, n, *node.join);
+      if (difference.empty()) continue;
+      v1::PeerFrame frame;
+      frame.mutable_refusal()->set_code(
+          static_cast<int>(absl::StatusCode::kInvalidArgument));
+      frame.mutable_refusal()->set_text(difference);
+      actions.push_back(SendTo(NodeRank(n), std::move(frame), difference));
+      node = NodeState();
+    }
+    return actions;
+  }
+
+  Action OpenView() {
+    const v1::Join& first = *state_.nodes[0].join;
+    state_.phase = Phase::kOpen;
+    state_.generation = Generation(1);
+    state_.open_step = Step(first.has_state() ? first.weight_version() + 1 : 1);
+    ClearVotes();
+    return SendToAll(ViewFrame(state_), "all nodes are here and agree");
+  }
+
+  Actions OnVote(NodeRank from, const v1::PeerFrame& frame) {
+    const v1::Vote& vote = frame.vote();
+    if (state_.phase != Phase::kOpen) return {Drop("a vote before the view")};
+    if (frame.generation() != state_.generation.value() ||
+        vote.step() != state_.open_step.value()) {
+      return {AnswerLateVote(from, frame)};
+    }
+    NodeState& node = state_.nodes[from.value()];
+    if (node.vote.has_value()) return {Drop("a repeated vote")};
+    node.vote = vote;
+    const std::string closed = NodeList(state_, HasClosed);
+    if (!closed.empty()) {
+      return End(absl::FailedPreconditionError(
+                     absl::StrCat("the workers of ", closed,
+                                  " closed the job before step ", vote.step())),
+                 &state_);
+    }
+    if (state_.since == absl::InfinitePast()) {
+      state_.since = now_;
+      state_.deadline = now_ + options_.vote_timeout;
+    }
+    if (std::any_of(state_.nodes.begin(), state_.nodes.end(), HasNotVoted)) {
+      return {};
+    }
+    return DecideOpenStep();
+  }
+
+  Action AnswerLateVote(NodeRank from, const v1::PeerFrame& frame) {
+    if (state_.last.has_value() &&
+        state_.last->generation() == frame.generation()) {
+      const int64_t decided = state_.last->has_commit()
+                                  ? state_.last->commit().step()
+                                  : state_.last->abort().step();
+      if (decided == frame.vote().step()) {
+        return SendTo(from, *state_.last, "the outcome was lost");
+      }
+    }
+    return Drop(absl::StrCat("a vote for step ", frame.vote().step(),
+                             " in generation ", frame.generation()));
+  }
+
+  Actions DecideOpenStep() {
+    std::vector<const v1::Vote*> votes;
+    for (const NodeState& node : state_.nodes) votes.push_back(&*node.vote);
+    const StepRules rules{
+        .optimizer = options_.optimizer,
+        .gradient_clipping = options_.gradient_clipping,
+        .optimizer_step = state_.optimizer_step,
+        .local_world_size = state_.nodes[0].join->local_world_size()};
+    std::variant<v1::Commit, v1::Abort> what = DecideStep(rules, votes);
+    v1::PeerFrame outcome;
+    outcome.set_generation(state_.generation.value());
+    std::string why = "all nodes voted yes";
+    if (auto* commit = std::get_if<v1::Commit>(&what)) {
+      if (commit->skipped()) why = "a gradient is not finite";
+      state_.optimizer_step = commit->optimizer_step();
+      state_.open_step = state_.open_step.next();
+      *outcome.mutable_commit() = std::move(*commit);
+    } else {
+      v1::Abort& abort = std::get<v1::Abort>(what);
+      why = abort.text();
+      if (state_.generation.value() >= proto::kMaxGeneration) {
+        return End(absl::ResourceExhaustedError("too many aborted steps"),
+                   &state_);
+      }
+      state_.generation = state_.generation.next();
+      abort.set_next_generation(state_.generation.value());
+      *outcome.mutable_abort() = std::move(abort);
+    }
+    ClearVotes();
+    state_.last = outcome;
+    Actions actions;
+    actions.push_back({Action::Kind::kRecord, std::nullopt, outcome, why});
+    actions.push_back(SendToAll(std::move(outcome), why));
+    return actions;
+  }
+
+  Actions OnLeave(NodeRank from, const v1::PeerFrame& frame) {
+    const absl::Status why =
+        ToStatus(frame.leave().code(), frame.leave().text());
+    NodeState& node = state_.nodes[from.value()];
+    if (!why.ok() && state_.phase == Phase::kGathering) {
+      node = NodeState();
+      return {Drop(absl::StrCat("node ", from.value(),
+                                " left before the view: ", why.message()))};
+    }
+    if (!why.ok()) {
+      return End(absl::Status(why.code(),
+                              absl::StrCat("node ", from.value(),
+                                           " left the job: ", why.message())),
+                 &state_);
+    }
+    node.closed = true;
+    const bool all_closed =
+        std::all_of(state_.nodes.begin(), state_.nodes.end(), HasClosed);
+    if (!all_closed) return {};
+    return End(absl::OkStatus(), &state_);
+  }
+
+  Actions OnDeadline() {
+    if (state_.phase == Phase::kGathering) {
+      return End(absl::DeadlineExceededError(absl::StrCat(
+                     NodeList(state_, HasNotJoined), " did not join within ",
+                     absl::FormatDuration(options_.join_timeout))),
+                 &state_);
+    }
+    return End(absl::DeadlineExceededError(absl::StrCat(
+                   NodeList(state_, HasNotVoted), " did not vote on step ",
+                   state_.open_step.value(), " within ",
+                   absl::FormatDuration(options_.vote_timeout))),
+               &state_);
+  }
+
+  void ClearVotes() {
+    for (NodeState& node : state_.nodes) node.vote.reset();
+    state_.since = absl::InfinitePast();
+    state_.deadline = absl::InfiniteFuture();
+  }
+
+  const CoordinatorOptions& options_;
+  const absl::Time now_;
+  CoordinatorState& state_;
+};
+
+}  // namespace
+
+CoordinatorState InitialCoordinatorState(const CoordinatorOptions& options,
+                                         int64_t optimizer_step) {
+  CoordinatorState state;
+  state.optimizer_step = optimizer_step;
+  state.nodes.resize(options.num_nodes);
+  return state;
+}
+
+Actions Decide(const CoordinatorOptions& options, const CoordinatorEvent& event,
+               absl::Time now, CoordinatorState* state) {
+  Decider decider(options, now, state);
+  if (const auto* peer = std::get_if<PeerEvent>(&event)) {
+    return decider.OnPeer(*peer);
+  }
+  return decider.OnTick();
+}
+
+std::string WaitingFor(const CoordinatorState& state, absl::Time now) {
+  if (state.phase == Phase::kEnded || state.since == absl::InfinitePast()) {
+    return "";
+  }
+  const std::string waited = absl::FormatDuration(
+      absl::Trunc(now - state.since, absl::Milliseconds(100)));
+  if (state.phase == Phase::kGathering) {
+    return absl::StrCat(NodeList(state, HasNotJoined), " has not joined for ",
+                        waited);
+  }
+  return absl::StrCat(NodeList(state, HasNotVoted), " has not voted on step ",
+                      state.open_step.value(), " for ", waited);
+}
+
+}  // namespace ballast::membership

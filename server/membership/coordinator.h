@@ -1,0 +1,84 @@
+// The coordinator role as a pure function: what the node with the lowest rank
+// decides, given all it knows, one event and the time. Nothing here sends,
+// waits or reads a clock.
+//
+//   gathering --all joined, all equal--> open --all voted--> open (next step,
+//       |                                 |                  or next
+//       generation)
+//       +--------- timeout, loss, leave --+--> ended
+//
+// It decides a step once all nodes have voted, never earlier: a node that has
+// voted has published the step before, so that an abort never meets a node
+// that still carries out a commit.
+//
+// Commit: norm = sqrt of the exact sum of all nodes' squared norms, rounded to
+// double once; clip factor = min(1, c / (norm + 1e-6)) in double, rounded to
+// float once (kernels::ClipFactor); both 1-to-1 what PyTorch computes with a
+// double norm. Non-finite anywhere: skipped, the norm is NaN, and the
+// optimizer's own count of steps does not advance.
+#ifndef SERVER_MEMBERSHIP_COORDINATOR_H_
+#define SERVER_MEMBERSHIP_COORDINATOR_H_
+
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "kernels/hyper_parameters.h"
+#include "proto/peer.pb.h"
+#include "server/base/ids.h"
+#include "server/membership/action.h"
+
+namespace ballast::membership {
+
+struct CoordinatorOptions {
+  int num_nodes = 1;
+  kernels::OptimizerKind optimizer = kernels::OptimizerKind::kSgd;
+  double gradient_clipping = 0;
+  absl::Duration join_timeout = absl::InfiniteDuration();
+  absl::Duration vote_timeout = absl::InfiniteDuration();
+  absl::Duration peer_timeout = absl::InfiniteDuration();
+};
+
+struct NodeState {
+  std::optional<v1::Join> join;
+  std::optional<v1::Vote> vote;
+  Incarnation incarnation;
+  absl::Time heard = absl::InfinitePast();
+  bool closed = false;
+};
+
+struct CoordinatorState {
+  enum class Phase { kGathering, kOpen, kEnded };
+  Phase phase = Phase::kGathering;
+  Generation generation;
+  Step open_step;
+  int64_t optimizer_step = 0;
+  std::vector<NodeState> nodes;
+  absl::Time deadline = absl::InfiniteFuture();  // of gathering, or of votes
+  absl::Time since = absl::InfinitePast();       // first join or vote
+  std::optional<v1::PeerFrame> last;             // recorded outcome
+};
+
+struct PeerEvent {  // a frame of `from`; `frame` names its generation
+  NodeRank from;
+  v1::PeerFrame frame;
+};
+struct TickEvent {};
+using CoordinatorEvent = std::variant<PeerEvent, TickEvent>;
+
+CoordinatorState InitialCoordinatorState(const CoordinatorOptions& options,
+                                         int64_t optimizer_step);
+
+// Same options, state, event and time: same actions and same next state.
+Actions Decide(const CoordinatorOptions& options, const CoordinatorEvent& event,
+               absl::Time now, CoordinatorState* state);
+
+// Whom the coordinator waits for, in words; empty if for nobody.
+std::string WaitingFor(const CoordinatorState& state, absl::Time now);
+
+}  // namespace ballast::membership
+
+#endif  // SERVER_MEMBERSHIP_COORDINATOR_H_

@@ -1,0 +1,127 @@
+#include "server/membership/step_decision.h"
+
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "kernels/exact_sum.h"
+#include "proto/group_values.h"
+#include "server/membership/action.h"
+
+namespace ballast::membership {
+namespace {
+
+v1::Abort AbortOf(const v1::Vote& vote, const absl::Status& why) {
+  v1::Abort abort;
+  abort.set_step(vote.step());
+  abort.set_code(static_cast<int>(why.code()));
+  abort.set_text(std::string(why.message()));
+  return abort;
+}
+
+proto::GroupValues ToValues(const v1::StepGroup& group) {
+  return {.lr = group.lr(),
+          .beta1 = group.beta1(),
+          .beta2 = group.beta2(),
+          .eps = group.eps(),
+          .weight_decay = group.weight_decay(),
+          .momentum = group.momentum(),
+          .dampening = group.dampening(),
+          .nesterov = group.nesterov()};
+}
+
+kernels::HyperParameters ToHyperParameters(const v1::StepGroup& group) {
+  return {.lr = group.lr(),
+          .beta1 = group.beta1(),
+          .beta2 = group.beta2(),
+          .eps = group.eps(),
+          .weight_decay = group.weight_decay(),
+          .momentum = group.momentum(),
+          .dampening = group.dampening(),
+          .nesterov = group.nesterov() != 0};
+}
+
+// The values of node 0 against those of `node`.
+absl::Status CompareGroups(const StepRules& rules, const v1::Vote& first,
+                           const v1::Vote& other, int node) {
+  if (first.groups_size() != other.groups_size()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "node 0 has ", first.groups_size(), " param groups but node ", node,
+        " has ", other.groups_size(), "; all ranks must pass the same ones"));
+  }
+  for (int g = 0; g < first.groups_size(); ++g) {
+    const proto::GroupValues a = ToValues(first.groups(g));
+    const proto::GroupValues b = ToValues(other.groups(g));
+    const proto::GroupField* field = proto::FirstDifference(a, b);
+    if (field == nullptr) continue;
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "param group %d: %s is %.17g on rank 0 but %.17g on rank %d; all "
+        "ranks must pass the same value",
+        g, field->name, a.*field->value, b.*field->value,
+        node * rules.local_world_size));
+  }
+  return absl::OkStatus();
+}
+
+v1::Commit MakeCommit(const StepRules& rules, const v1::Vote& first,
+                      bool skipped, const kernels::ExactSum& norm2) {
+  v1::Commit commit;
+  commit.set_step(first.step());
+  commit.set_skipped(skipped);
+  *commit.mutable_groups() = first.groups();
+  if (skipped) {
+    commit.set_grad_norm(std::numeric_limits<double>::quiet_NaN());
+    commit.set_clip_factor(1);
+    commit.set_optimizer_step(rules.optimizer_step);
+    return commit;
+  }
+  const double sum = norm2.ToDouble();
+  const float clip = kernels::ClipFactor(sum, rules.gradient_clipping);
+  commit.set_grad_norm(std::sqrt(sum));
+  commit.set_clip_factor(clip);
+  commit.set_optimizer_step(rules.optimizer_step + 1);
+  for (const v1::StepGroup& group : first.groups()) {
+    const kernels::StepScalars scalars =
+        kernels::PrepareScalars(rules.optimizer, ToHyperParameters(group),
+                                commit.optimizer_step(), clip);
+    commit.add_scalars(reinterpret_cast<const char*>(&scalars),
+                       sizeof(scalars));
+  }
+  return commit;
+}
+
+}  // namespace
+
+std::variant<v1::Commit, v1::Abort> DecideStep(
+    const StepRules& rules, std::span<const v1::Vote* const> votes) {
+  const v1::Vote& first = *votes.front();
+  for (const v1::Vote* vote : votes) {
+    if (vote->refusal_code() == 0) continue;
+    return AbortOf(*vote, ToStatus(vote->refusal_code(), vote->refusal_text()));
+  }
+  kernels::ExactSum norm2;
+  bool skipped = false;
+  for (size_t node = 0; node < votes.size(); ++node) {
+    const v1::Vote& vote = *votes[node];
+    const absl::Status same = CompareGroups(rules, first, vote, node);
+    if (!same.ok()) return AbortOf(vote, same);
+    kernels::ExactSum sum;
+    const std::vector<uint64_t> limbs(vote.norm2_limbs().begin(),
+                                      vote.norm2_limbs().end());
+    if (!kernels::ExactSum::FromLimbs(limbs, &sum)) {
+      return AbortOf(
+          vote, absl::DataLossError(absl::StrCat(
+                    "the vote of node ", node, " has ", limbs.size(),
+                    " norm limbs instead of ", kernels::ExactSum::kLimbs)));
+    }
+    norm2.Merge(sum);
+    skipped = skipped || vote.non_finite();
+  }
+  return MakeCommit(rules, first, skipped, norm2);
+}
+
+}  // namespace ballast::membership

@@ -1,0 +1,28 @@
+// What a step comes to once every node has voted: pure arithmetic.
+#ifndef SERVER_MEMBERSHIP_STEP_DECISION_H_
+#define SERVER_MEMBERSHIP_STEP_DECISION_H_
+
+#include <cstdint>
+#include <span>
+#include <variant>
+
+#include "kernels/hyper_parameters.h"
+#include "proto/peer.pb.h"
+
+namespace ballast::membership {
+
+struct StepRules {
+  kernels::OptimizerKind optimizer;
+  double gradient_clipping;  // 0: off
+  int64_t optimizer_step;    // applied so far
+  int local_world_size;      // names ranks in texts
+};
+
+// An abort without its next_generation if a vote refuses, is malformed, or if
+// two nodes hand over different values. `votes` by node rank, at least one.
+std::variant<v1::Commit, v1::Abort> DecideStep(
+    const StepRules& rules, std::span<const v1::Vote* const> votes);
+
+}  // namespace ballast::membership
+
+#endif  // SERVER_MEMBERSHIP_STEP_DECISION_H_
