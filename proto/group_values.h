@@ -1,10 +1,12 @@
-// The fields of GroupValues by name, so that whoever compares them (ranks of a
-// node, nodes of a job) says the same words about a difference.
+// The fields of GroupValues by name, and how a difference is told, so that
+// whoever compares them (ranks of a node, nodes of a job) says the same words.
 #ifndef PROTO_GROUP_VALUES_H_
 #define PROTO_GROUP_VALUES_H_
 
 #include <bit>
+#include <charconv>
 #include <cstdint>
+#include <string>
 
 #include "proto/control_block.h"
 
@@ -12,7 +14,7 @@ namespace ballast::proto {
 
 struct GroupField {
   const char* name;
-  double GroupValues::* value;
+  double GroupValues::*value;
 };
 
 inline constexpr GroupField kGroupFields[] = {
@@ -37,6 +39,23 @@ constexpr const GroupField* FirstDifference(const GroupValues& a,
     }
   }
   return nullptr;
+}
+
+// "param group 0: lr is 0.001 on rank 0 but 0.002 on rank 2; …". Numbers in
+// the shortest form that reads back to the same bits.
+inline std::string DescribeDifference(int group, const GroupField& field,
+                                      const GroupValues& a, int rank_a,
+                                      const GroupValues& b, int rank_b) {
+  const auto number = [&field](const GroupValues& values) {
+    char text[32];
+    const auto end =
+        std::to_chars(text, text + sizeof(text), values.*field.value);
+    return std::string(text, end.ptr);
+  };
+  return "param group " + std::to_string(group) + ": " + field.name + " is " +
+         number(a) + " on rank " + std::to_string(rank_a) + " but " +
+         number(b) + " on rank " + std::to_string(rank_b) +
+         "; all ranks must pass the same value";
 }
 
 }  // namespace ballast::proto

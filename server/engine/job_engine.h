@@ -1,11 +1,18 @@
 // One job on one node: takes its buckets through
 //
-//   open -> collected -> reducing -> reduced -> (vote, commit) -> updating
-//        -> publishing -> published, and so the next step opens
+//   collecting -> reducing -> reduced -> (vote, commit) -> updating
+//              -> publishing -> collecting, of the next step
+//
+// The next step opens at the commit: a bucket that was pushed for it while the
+// last step is still being published is reduced as soon as it is itself
+// published. A vote needs all buckets reduced, so it also says that the step
+// before is published here.
 //
 // An engine only decides: arithmetic is in collective and optimizer, workers
 // and nodes are behind ports, time is an argument. After a commit nothing can
-// fail but this node itself.
+// fail but this node itself; if it does, the job ends (MemberPort::Leave).
+// Events that cannot be (late, repeated, of no bucket) change nothing and are
+// counted as strays.
 //
 // Threading: control thread only.
 #ifndef SERVER_ENGINE_JOB_ENGINE_H_
@@ -41,9 +48,10 @@ struct Parts {
 };
 
 struct Counts {
-  int64_t committed = 0;
+  int64_t committed = 0;  // skipped ones included
   int64_t skipped = 0;
   int64_t aborted = 0;
+  int64_t strays = 0;
 };
 
 class JobEngine : public optimizer::UpdateObserver,
@@ -52,7 +60,8 @@ class JobEngine : public optimizer::UpdateObserver,
   static std::unique_ptr<JobEngine> Create(const Parts& parts);
 
   // A view is in force and weights of version `open_step - 1` are published
-  // here; `collective` belongs to this generation and outlives its use.
+  // here; `collective` belongs to this generation and outlives its use. After
+  // an abort: once the last generation's collective is cancelled.
   virtual void Start(Generation generation, Step open_step,
                      collective::Collective* collective) = 0;
 
@@ -61,6 +70,8 @@ class JobEngine : public optimizer::UpdateObserver,
   virtual void OnStepInput(LocalRank rank,
                            std::span<const proto::GroupValues> groups,
                            std::string cursor) = 0;
+  // Values that no optimizer could take: the step will be aborted with `why`.
+  virtual void OnStepInputRefused(LocalRank rank, const absl::Status& why) = 0;
 
   // From membership.
   virtual void OnCommit(const v1::Commit& commit) = 0;

@@ -7,7 +7,6 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "kernels/exact_sum.h"
 #include "proto/group_values.h"
 #include "server/membership/action.h"
@@ -58,11 +57,8 @@ absl::Status CompareGroups(const StepRules& rules, const v1::Vote& first,
     const proto::GroupValues b = ToValues(other.groups(g));
     const proto::GroupField* field = proto::FirstDifference(a, b);
     if (field == nullptr) continue;
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "param group %d: %s is %.17g on rank 0 but %.17g on rank %d; all "
-        "ranks must pass the same value",
-        g, field->name, a.*field->value, b.*field->value,
-        node * rules.local_world_size));
+    return absl::InvalidArgumentError(proto::DescribeDifference(
+        g, *field, a, 0, b, node * rules.local_world_size));
   }
   return absl::OkStatus();
 }
