@@ -18,6 +18,7 @@
 #include <span>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/hyper_parameters.h"
 #include "kernels/kernels.h"
@@ -26,6 +27,7 @@
 #include "server/device/device.h"
 #include "server/layout/layout.h"
 #include "server/optimizer/shard_state.h"
+#include "server/optimizer/undo_log.h"
 
 namespace ballast::optimizer {
 
@@ -38,25 +40,34 @@ class UpdateObserver {
 };
 
 struct Parts {
-  const layout::Layout* layout;
+  const layout::Layout* layout = nullptr;
   NodeRank node;
-  const kernels::Kernels* kernels;
-  base::ComputePool* pool;
-  device::Device* device;  // undo records
-  ShardState* state;
+  const kernels::Kernels* kernels = nullptr;
+  base::ComputePool* pool = nullptr;
+  device::Device* device = nullptr;  // undo records
+  ShardState* state = nullptr;
   std::span<std::byte> weights;  // the node's published segment
-  UpdateObserver* observer;
+  UpdateObserver* observer = nullptr;
 };
 
 class Optimizer {
  public:
-  static absl::StatusOr<std::unique_ptr<Optimizer>> Create(const Parts& parts);
+  // `undo`: the log of the previous life of this state, its open chunks
+  // restored (UndoLog::RestoreOpenChunks); null: a new one is made.
+  static absl::StatusOr<std::unique_ptr<Optimizer>> Create(
+      const Parts& parts, std::unique_ptr<UndoLog> undo = nullptr);
+  // No task may be in the pool.
   virtual ~Optimizer() = default;
 
   // The scalars of the committed step, one per param group; then StartUpdate
-  // once per bucket, in any order.
-  virtual void BeginStep(Generation generation, Step step,
-                         std::span<const kernels::StepScalars> scalars) = 0;
+  // once per bucket, in any order. Chunks that are done for this generation
+  // and step (by the previous life) are left alone. They come from a peer:
+  // InvalidArgument, and nothing changed, if a tensor's group has none, or one
+  // asks for a momentum buffer that the state does not have.
+  virtual absl::Status BeginStep(
+      Generation generation, Step step,
+      std::span<const kernels::StepScalars> scalars) = 0;
+  // Never calls the observer from inside.
   virtual void StartUpdate(BucketId bucket) = 0;
 
   // Masters from the node's published weights (initial values, load); moments

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/hyper_parameters.h"
 #include "server/base/ids.h"
@@ -28,6 +29,8 @@ struct Scalars {
   int64_t optimizer_step = 0;  // updates applied (skipped steps not counted)
   std::vector<kernels::HyperParameters> groups;
   std::vector<std::string> cursors;  // per local rank
+
+  bool operator==(const Scalars&) const = default;
 };
 
 class ShardState {
@@ -46,7 +49,9 @@ class ShardState {
   virtual uint64_t size_bytes() const = 0;
 
   virtual const Scalars& scalars() const = 0;
-  virtual void Commit(Scalars scalars) = 0;
+  // InvalidArgument, and nothing changed, beyond the bounds of the control
+  // block: groups, cursors (at most one per local rank), bytes of a cursor.
+  virtual absl::Status Commit(Scalars scalars) = 0;
 };
 
 }  // namespace ballast::optimizer

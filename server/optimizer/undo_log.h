@@ -1,0 +1,102 @@
+// What makes an update crash-safe in place: before a chunk is updated, its
+// state arrays are copied to the record of the pool thread that does it, and
+// `done` words say which chunks a step has reached. All in device memory that
+// can outlive the process. Byte format, version 1, native little-endian:
+//
+//   0      UndoHeader (a page)
+//   4096   done[num_chunks]      sequence words (proto::SequenceWord), 0 = none
+//   ...    record[num_threads], each from a page boundary:
+//            0    word     the open step's sequence word; 0 = record not valid
+//            8    chunk    index over the node's chunks, in bucket order
+//            16   elements of each array, padding included
+//            64   arrays: master, then the moments, `capacity` floats apart
+//
+// Order of stores of one chunk, each release or stronger:
+//   copy, chunk, elements   ->  word = step   ->  arrays updated
+//                           ->  done = step   ->  word = 0
+// so that whatever the instant of death, the chunk is untouched, or its record
+// is valid and it is not done, or it is done.
+//
+// Threading: Save and Finish on pool threads, each with its own thread index
+// and chunk; everything else on the control thread while no task runs.
+#ifndef SERVER_OPTIMIZER_UNDO_LOG_H_
+#define SERVER_OPTIMIZER_UNDO_LOG_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/base/ids.h"
+#include "server/device/device.h"
+#include "server/layout/layout.h"
+#include "server/optimizer/shard_state.h"
+
+namespace ballast::optimizer {
+
+struct RestoredChunk {
+  int64_t chunk = 0;  // index over the node's chunks
+  Generation generation;
+  Step step;
+  bool operator==(const RestoredChunk&) const = default;
+};
+
+class UndoLog {
+ public:
+  static absl::StatusOr<std::unique_ptr<UndoLog>> Create(
+      device::Device* device, const layout::Layout& layout, NodeRank node,
+      int num_moments, int num_threads);
+
+  // A log that an earlier life left. DataLoss if it is not one of this layout.
+  static absl::StatusOr<std::unique_ptr<UndoLog>> Open(
+      std::unique_ptr<device::SharedBuffer> buffer,
+      const layout::Layout& layout, NodeRank node, int num_moments);
+
+  // Copies the chunks that were being updated back into `state` and says
+  // which. They have to be updated again. DataLoss if a record is damaged.
+  absl::StatusOr<std::vector<RestoredChunk>> RestoreOpenChunks(
+      ShardState* state);
+
+  bool has_open_chunks() const;
+  int num_threads() const { return num_threads_; }
+  int num_moments() const { return num_moments_; }
+  int64_t num_chunks() const { return num_chunks_; }
+
+  bool IsDone(int64_t chunk, uint64_t word) const;
+  // `begin`, `end`: the chunk's range in the state arrays.
+  void Save(int thread, int64_t chunk, uint64_t word, int64_t begin,
+            int64_t end, ShardState* state);
+  void Finish(int thread, int64_t chunk, uint64_t word);
+
+  // The state was written anew: no chunk is done, no record counts.
+  void Clear();
+
+ private:
+  struct Record;
+  struct Range {
+    int64_t begin;
+    int64_t end;
+  };
+
+  UndoLog(std::unique_ptr<device::SharedBuffer> buffer,
+          std::vector<Range> chunks, int num_moments, int num_threads);
+
+  static std::vector<Range> ChunksOf(const layout::Layout& layout,
+                                     NodeRank node);
+  Record* record(int thread) const;
+  float* array(int thread, int index) const;
+  std::atomic<uint64_t>* done() const;
+
+  const std::unique_ptr<device::SharedBuffer> buffer_;
+  const std::vector<Range> chunks_;
+  const int num_moments_;
+  const int num_threads_;
+  const int64_t num_chunks_;
+  const int64_t capacity_;  // elements of the largest chunk
+};
+
+}  // namespace ballast::optimizer
+
+#endif  // SERVER_OPTIMIZER_UNDO_LOG_H_
