@@ -1,0 +1,67 @@
+#include "kernels/reference/convert.h"
+
+#include <random>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kernels/float_formats.h"
+
+namespace ballast::kernels::reference {
+namespace {
+
+constexpr int64_t kCounts[] = {0, 1, 7, 2047, 2048, 2049};
+constexpr uint8_t kCanary = 0xa5;
+
+std::vector<float> AnyBits(int64_t count) {
+  std::mt19937 random(1);
+  std::vector<float> values(count);
+  for (float& value : values) value = FromBits(random());
+  return values;
+}
+
+// I5, I13: exactly `count` elements of the declared type are written.
+TEST(ConvertTest, CastsEveryElementAndNoMore) {
+  for (const int64_t count : kCounts) {
+    const std::vector<float> in = AnyBits(count);
+    std::vector<uint16_t> out(count + 1, 0xa5a5);
+    Cast(in.data(), DType::kBFloat16, count, out.data());
+    for (int64_t i = 0; i < count; ++i) {
+      EXPECT_EQ(out[i], BFloat16FromFloat(in[i]));
+    }
+    EXPECT_EQ(out[count], 0xa5a5);
+    Cast(in.data(), DType::kFloat16, count, out.data());
+    for (int64_t i = 0; i < count; ++i) {
+      EXPECT_EQ(out[i], Float16FromFloat(in[i]));
+    }
+    EXPECT_EQ(out[count], 0xa5a5);
+  }
+}
+
+TEST(ConvertTest, Float32IsCopiedBitForBit) {
+  for (const int64_t count : kCounts) {
+    const std::vector<float> in = AnyBits(count);
+    std::vector<uint8_t> out(count * 4 + 1, kCanary);
+    std::vector<float> back(count);
+    Cast(in.data(), DType::kFloat32, count, out.data());
+    Widen(out.data(), DType::kFloat32, count, back.data());
+    for (int64_t i = 0; i < count; ++i) EXPECT_EQ(Bits(back[i]), Bits(in[i]));
+    EXPECT_EQ(out.back(), kCanary);
+  }
+}
+
+TEST(ConvertTest, WidensEveryPattern) {
+  std::vector<uint16_t> in(65536);
+  for (uint32_t i = 0; i < 65536; ++i) in[i] = static_cast<uint16_t>(i);
+  std::vector<float> out(65536);
+  Widen(in.data(), DType::kBFloat16, 65536, out.data());
+  for (int i = 0; i < 65536; ++i) {
+    ASSERT_EQ(Bits(out[i]), Bits(BFloat16ToFloat(in[i])));
+  }
+  Widen(in.data(), DType::kFloat16, 65536, out.data());
+  for (int i = 0; i < 65536; ++i) {
+    ASSERT_EQ(Bits(out[i]), Bits(Float16ToFloat(in[i])));
+  }
+}
+
+}  // namespace
+}  // namespace ballast::kernels::reference
