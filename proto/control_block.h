@@ -75,13 +75,13 @@ struct ControlBlockHeader {
 // optimizer does not have are zero. All ranks must agree, bit for bit.
 struct GroupValues {
   double lr;
-  double beta1;         // adam, adamw
-  double beta2;         // adam, adamw
-  double eps;           // adam, adamw
+  double beta1;  // adam, adamw
+  double beta2;  // adam, adamw
+  double eps;    // adam, adamw
   double weight_decay;
-  double momentum;      // sgd
-  double dampening;     // sgd
-  double nesterov;      // sgd: 0 or 1
+  double momentum;   // sgd
+  double dampening;  // sgd
+  double nesterov;   // sgd: 0 or 1
 };
 
 enum class StepOutcome : uint32_t {
@@ -131,6 +131,41 @@ struct WorkerArea {
   Word step_input;
   uint32_t cursor_bytes;
   uint32_t reserved;
+};
+
+// Where everything lies, for both sides; the daemon computes it from its own
+// counts and never reads it back.
+struct ControlBlockLayout {
+  uint64_t daemon_area_offset;
+  uint64_t worker_area_offset;
+  uint64_t groups_offset;
+  uint64_t cursor_offset;
+  uint64_t pushed_offset;
+  uint64_t consumed_offset;
+  uint64_t published_offset;
+  uint64_t size_bytes;
+
+  // num_buckets <= kMaxBuckets, num_groups <= kMaxParamGroups.
+  static constexpr ControlBlockLayout For(uint32_t num_buckets,
+                                          uint32_t num_groups) {
+    ControlBlockLayout layout{};
+    layout.daemon_area_offset = kPageSize;
+    layout.worker_area_offset = 2 * kPageSize;
+    layout.groups_offset = 3 * kPageSize;
+    layout.cursor_offset =
+        layout.groups_offset + Pages(num_groups * sizeof(GroupValues));
+    layout.pushed_offset = layout.cursor_offset + Pages(kMaxCursorBytes);
+    const uint64_t words = Pages(num_buckets * sizeof(Word));
+    layout.consumed_offset = layout.pushed_offset + words;
+    layout.published_offset = layout.consumed_offset + words;
+    layout.size_bytes = layout.published_offset + words;
+    return layout;
+  }
+
+ private:
+  static constexpr uint64_t Pages(uint64_t bytes) {
+    return (bytes + kPageSize - 1) / kPageSize * kPageSize;
+  }
 };
 
 }  // namespace ballast::proto

@@ -1,0 +1,118 @@
+#include "server/base/failpoint.h"
+
+#include <signal.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "server/base/mutex.h"
+#include "server/base/names.h"
+#include "server/base/random.h"
+
+namespace ballast::base {
+namespace {
+
+struct Rule {
+  bool is_kill = false;
+  uint64_t at_hit = 0;  // 0: at every hit
+  uint32_t percent = 100;
+  uint64_t num_hits = 0;
+};
+
+// The process-wide table: a failpoint is a place in the program, so there is
+// one of each per process; injecting it would change every signature.
+struct Table {
+  Mutex mutex;
+  std::map<std::string, Rule, std::less<>> rules ABSL_GUARDED_BY(mutex);
+  SeededRandom random ABSL_GUARDED_BY(mutex){0};
+};
+
+Table& TheTable() {
+  static Table* const table = std::make_unique<Table>().release();
+  return *table;
+}
+
+absl::Status Malformed(absl::string_view entry, absl::string_view why) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("failpoint ", Quoted({entry.data(), entry.size()}), ": ",
+                   why, "; write NAME=kill|error[@HIT][%PERCENT]"));
+}
+
+absl::StatusOr<std::pair<std::string, Rule>> Parse(absl::string_view entry) {
+  const std::vector<absl::string_view> sides = absl::StrSplit(entry, '=');
+  if (sides.size() != 2 || sides[0].empty()) {
+    return Malformed(entry, "not one '='");
+  }
+  Rule rule;
+  absl::string_view action = sides[1];
+  if (const size_t at = action.find('%'); at != action.npos) {
+    if (!absl::SimpleAtoi(action.substr(at + 1), &rule.percent) ||
+        rule.percent > 100) {
+      return Malformed(entry, "percent is not 0 to 100");
+    }
+    action = action.substr(0, at);
+  }
+  if (const size_t at = action.find('@'); at != action.npos) {
+    if (!absl::SimpleAtoi(action.substr(at + 1), &rule.at_hit) ||
+        rule.at_hit == 0) {
+      return Malformed(entry, "hit is not a positive number");
+    }
+    action = action.substr(0, at);
+  }
+  if (action != "kill" && action != "error") {
+    return Malformed(entry, "unknown action");
+  }
+  rule.is_kill = action == "kill";
+  return std::make_pair(std::string(sides[0]), rule);
+}
+
+}  // namespace
+
+absl::Status ConfigureFailpoints(std::string_view spec, uint64_t seed) {
+#ifndef BALLAST_FAILPOINTS
+  if (!spec.empty()) {
+    return absl::UnimplementedError(
+        "failpoints are compiled out; build with --define=failpoints=on");
+  }
+#endif
+  std::map<std::string, Rule, std::less<>> rules;
+  for (absl::string_view entry :
+       absl::StrSplit(absl::string_view(spec.data(), spec.size()), ';',
+                      absl::SkipEmpty())) {
+    auto rule = Parse(entry);
+    if (!rule.ok()) return rule.status();
+    if (!rules.insert(*std::move(rule)).second) {
+      return Malformed(entry, "named twice");
+    }
+  }
+  Table& table = TheTable();
+  MutexLock lock(&table.mutex);
+  table.rules = std::move(rules);
+  table.random = SeededRandom(seed);
+  return absl::OkStatus();
+}
+
+absl::Status HitFailpoint(std::string_view name) {
+  Table& table = TheTable();
+  MutexLock lock(&table.mutex);
+  const auto it = table.rules.find(name);
+  if (it == table.rules.end()) return absl::OkStatus();
+  Rule& rule = it->second;
+  ++rule.num_hits;
+  if (rule.at_hit != 0 && rule.num_hits != rule.at_hit) {
+    return absl::OkStatus();
+  }
+  if (table.random.Below(100) >= rule.percent) return absl::OkStatus();
+  if (rule.is_kill) raise(SIGKILL);
+  return absl::UnavailableError(
+      absl::StrCat("failpoint ", absl::string_view(name.data(), name.size())));
+}
+
+}  // namespace ballast::base

@@ -1,0 +1,135 @@
+#include "server/base/segment.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "server/base/errno_status.h"
+#include "server/base/status_macros.h"
+
+namespace ballast::base {
+namespace {
+
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+constexpr mode_t kMode = 0600;
+constexpr size_t kMaxNameBytes = 200;  // memfd_create allows 249
+
+std::string ProcPath(int fd) { return absl::StrCat("/proc/self/fd/", fd); }
+
+absl::Status Reserve(int fd, uint64_t size_bytes, const std::string& name) {
+  int result;
+  do {
+    result = fallocate(fd, 0, 0, static_cast<off_t>(size_bytes));
+  } while (result < 0 && errno == EINTR);
+  if (result == 0) return absl::OkStatus();
+  const absl::Status status =
+      ErrnoStatus(errno, absl::StrCat("reserve ", size_bytes,
+                                      " bytes of shared memory for ", name));
+  // ENOMEM is the cgroup's or the system's limit, ENOSPC the tmpfs's.
+  if (errno == ENOMEM || errno == ENOSPC) {
+    return absl::ResourceExhaustedError(status.message());
+  }
+  return status;
+}
+
+absl::StatusOr<std::byte*> MapBytes(int fd, uint64_t size_bytes,
+                                    Access access) {
+  const int protection =
+      access == Access::kReadWrite ? PROT_READ | PROT_WRITE : PROT_READ;
+  void* const data = mmap(nullptr, size_bytes, protection, MAP_SHARED, fd, 0);
+  if (data == MAP_FAILED) {
+    return ErrnoStatus(errno, absl::StrCat("map ", size_bytes, " bytes"));
+  }
+  return static_cast<std::byte*>(data);
+}
+
+absl::Status CheckSize(uint64_t size_bytes) {
+  if (size_bytes > 0 && size_bytes <= uint64_t{INT64_MAX}) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("a segment cannot have ", size_bytes, " bytes"));
+}
+
+}  // namespace
+
+Segment::Segment(UniqueFd fd, std::byte* data, uint64_t size_bytes,
+                 Access access)
+    : fd_(std::move(fd)),
+      data_(data),
+      size_bytes_(size_bytes),
+      access_(access) {}
+
+Segment::~Segment() {
+  if (data_ != nullptr) munmap(data_, size_bytes_);
+}
+
+Segment::Segment(Segment&& other) noexcept { *this = std::move(other); }
+
+Segment& Segment::operator=(Segment&& other) noexcept {
+  std::swap(fd_, other.fd_);
+  std::swap(data_, other.data_);
+  std::swap(size_bytes_, other.size_bytes_);
+  std::swap(access_, other.access_);
+  return *this;
+}
+
+absl::StatusOr<Segment> Segment::Create(std::string_view name,
+                                        uint64_t size_bytes) {
+  RETURN_IF_ERROR(CheckSize(size_bytes));
+  const std::string label =
+      absl::StrCat("ballast:", std::string(name.substr(0, kMaxNameBytes)));
+  UniqueFd fd(memfd_create(label.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd) return ErrnoStatus(errno, "memfd_create");
+  if (fchmod(fd.get(), kMode) < 0) return ErrnoStatus(errno, "fchmod memfd");
+  if (ftruncate(fd.get(), static_cast<off_t>(size_bytes)) < 0) {
+    return ErrnoStatus(errno, absl::StrCat("size ", label));
+  }
+  RETURN_IF_ERROR(Reserve(fd.get(), size_bytes, label));
+  if (fcntl(fd.get(), F_ADD_SEALS, kSeals) < 0) {
+    return ErrnoStatus(errno, absl::StrCat("seal ", label));
+  }
+  ASSIGN_OR_RETURN(std::byte* const data,
+                   MapBytes(fd.get(), size_bytes, Access::kReadWrite));
+  return Segment(std::move(fd), data, size_bytes, Access::kReadWrite);
+}
+
+absl::StatusOr<Segment> Segment::Map(UniqueFd fd, uint64_t size_bytes,
+                                     Access access) {
+  RETURN_IF_ERROR(CheckSize(size_bytes));
+  const int seals = fcntl(fd.get(), F_GET_SEALS);
+  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
+    return absl::InvalidArgumentError("fd is not a memfd whose size is sealed");
+  }
+  struct stat info;
+  if (fstat(fd.get(), &info) < 0) return ErrnoStatus(errno, "fstat memfd");
+  if (static_cast<uint64_t>(info.st_size) < size_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat("segment has ", info.st_size,
+                                                   " bytes, ", size_bytes,
+                                                   " were announced"));
+  }
+  ASSIGN_OR_RETURN(std::byte* const data,
+                   MapBytes(fd.get(), size_bytes, access));
+  return Segment(std::move(fd), data, size_bytes, access);
+}
+
+absl::StatusOr<UniqueFd> Segment::OpenReadOnly() const {
+  UniqueFd fd(open(ProcPath(fd_.get()).c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd) return ErrnoStatus(errno, "reopen segment read-only");
+  return fd;
+}
+
+absl::StatusOr<UniqueFd> Segment::Duplicate() const {
+  UniqueFd fd(fcntl(fd_.get(), F_DUPFD_CLOEXEC, 0));
+  if (!fd) return ErrnoStatus(errno, "duplicate segment fd");
+  return fd;
+}
+
+}  // namespace ballast::base

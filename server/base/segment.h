@@ -1,0 +1,70 @@
+// A shared memory segment: a sealed memfd and its mapping.
+//
+// Created with MFD_CLOEXEC and MFD_ALLOW_SEALING; its pages are reserved
+// before anyone maps it (so that a full /dev/shm or cgroup is an error here
+// and never a SIGBUS later), zero, and its size is sealed (SHRINK | GROW |
+// SEAL). FUTURE_WRITE is never set: it would forbid the next daemon to map it
+// writable.
+//
+// Rights: the inode's mode is 0600. What a worker only reads, it gets as
+// OpenReadOnly(); a worker of another uid cannot reopen that for writing, one
+// of the same uid (or root) could: tenants need uids of their own.
+//
+// Threading: thread-compatible; the bytes are whatever the sharers agree on.
+#ifndef SERVER_BASE_SEGMENT_H_
+#define SERVER_BASE_SEGMENT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "server/base/unique_fd.h"
+
+namespace ballast::base {
+
+enum class Access { kReadOnly, kReadWrite };
+
+class Segment {
+ public:
+  Segment() = default;  // empty: no fd, no bytes
+  ~Segment();
+  Segment(Segment&& other) noexcept;
+  Segment& operator=(Segment&& other) noexcept;
+
+  // A new segment of exactly `size_bytes` > 0 zero bytes, mapped read-write.
+  // `name` shows in /proc/PID/maps and is nothing else. ResourceExhausted if
+  // the memory is not there.
+  static absl::StatusOr<Segment> Create(std::string_view name,
+                                        uint64_t size_bytes);
+
+  // Maps a segment that another process created. `fd` comes from outside:
+  // InvalidArgument unless it is a memfd of at least `size_bytes` (> 0) whose
+  // size is sealed.
+  static absl::StatusOr<Segment> Map(UniqueFd fd, uint64_t size_bytes,
+                                     Access access);
+
+  uint64_t size_bytes() const { return size_bytes_; }
+  int fd() const { return fd_.get(); }
+  Access access() const { return access_; }
+
+  // Writing to a read-only mapping is a fault: see access().
+  std::span<std::byte> bytes() const { return {data_, size_bytes_}; }
+
+  // The same memory under a new fd for another process.
+  absl::StatusOr<UniqueFd> OpenReadOnly() const;
+  absl::StatusOr<UniqueFd> Duplicate() const;
+
+ private:
+  Segment(UniqueFd fd, std::byte* data, uint64_t size_bytes, Access access);
+
+  UniqueFd fd_;
+  std::byte* data_ = nullptr;
+  uint64_t size_bytes_ = 0;
+  Access access_ = Access::kReadWrite;
+};
+
+}  // namespace ballast::base
+
+#endif  // SERVER_BASE_SEGMENT_H_

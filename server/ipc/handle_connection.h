@@ -1,0 +1,69 @@
+// A worker's link over its handle socket. The end is noticed by the socket
+// (closed, or a broken packet) and by the pidfd (the process died although a
+// forked child still holds the socket): whichever comes first.
+//
+// A worker that rings without pause gets a bounded number of doorbells read
+// per turn of the loop. A worker that does not read its segments has at most
+// kMaxQueuedSegments of them queued.
+//
+// Threading: control thread only.
+#ifndef SERVER_IPC_HANDLE_CONNECTION_H_
+#define SERVER_IPC_HANDLE_CONNECTION_H_
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/base/event_loop.h"
+#include "server/base/unique_fd.h"
+#include "server/ipc/worker_link.h"
+
+namespace ballast::ipc {
+
+class HandleConnection final : public WorkerLink {
+ public:
+  static constexpr int kMaxQueuedSegments = 16;
+  static constexpr int kMaxDoorbellsPerTurn = 64;
+
+  // `socket` and `pidfd` are the worker's, already checked; `loop` outlives
+  // the connection.
+  HandleConnection(base::UniqueFd socket, base::UniqueFd pidfd,
+                   const PeerIdentity& peer, const ConnectionKey& key,
+                   base::EventLoop* loop);
+  ~HandleConnection() override;
+
+  const PeerIdentity& peer() const override { return peer_; }
+  const ConnectionKey& key() const override { return key_; }
+  void Start(WorkerLinkObserver* observer) override;
+  absl::Status SendSegment(proto::SegmentKind kind, int fd,
+                           uint64_t size_bytes) override;
+  void Close() override;
+
+ private:
+  struct QueuedSegment {
+    proto::SegmentMessage message;
+    base::UniqueFd fd;
+  };
+
+  void OnSocket(uint32_t epoll_events);
+  // False once the link is lost; `reason` then says why.
+  bool DrainDoorbells(bool* has_rung, absl::Status* reason);
+  absl::Status FlushSegments();
+  void Lose(const absl::Status& reason);
+
+  base::UniqueFd socket_;
+  base::UniqueFd pidfd_;
+  const PeerIdentity peer_;
+  const ConnectionKey key_;
+  base::EventLoop* const loop_;
+  WorkerLinkObserver* observer_ = nullptr;
+  std::deque<QueuedSegment> queue_;
+  // Cleared by the destructor: tells a running callback that `this` is gone.
+  bool* is_alive_ = nullptr;
+};
+
+}  // namespace ballast::ipc
+
+#endif  // SERVER_IPC_HANDLE_CONNECTION_H_
