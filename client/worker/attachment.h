@@ -1,0 +1,52 @@
+// From options to a running session: connect, attach, map the segments, hand
+// over initial values, wait until the job runs.
+//
+// Threading: thread-compatible.
+#ifndef CLIENT_WORKER_ATTACHMENT_H_
+#define CLIENT_WORKER_ATTACHMENT_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "client/worker/connection.h"
+#include "client/worker/control_view.h"
+#include "client/worker/options.h"
+#include "client/worker/push_tracker.h"
+#include "proto/worker.pb.h"
+#include "server/base/segment.h"
+
+namespace ballast::worker {
+
+struct TensorView {
+  uint64_t size_bytes = 0;
+  uint64_t weight_offset = 0;
+  uint64_t gradient_offset = 0;
+  bool is_frozen = false;
+};
+
+struct Attachment {
+  Connection connection;
+  base::Segment control_block;
+  base::Segment gradients;  // empty if no trainable tensor has elements
+  base::Segment weights;    // read-only; empty if no tensor has elements
+  ControlView view;
+  PushTracker tracker;
+  std::vector<TensorView> tensors;
+  v1::AttachReply attach;
+  v1::BeginReply begin;
+  uint32_t failure_seen = 0;  // count of the last failure before Begin
+};
+
+// Errors: Connect's, the daemon's, DataLoss if what it sent does not fit
+// together.
+absl::StatusOr<Attachment> Attach(const Options& options);
+
+// What the daemon says the job waits for, "" if for nothing or nobody knows.
+// `stats_json` is GetStats' reply.
+std::string WaitingFor(const std::string& stats_json);
+
+}  // namespace ballast::worker
+
+#endif  // CLIENT_WORKER_ATTACHMENT_H_

@@ -1,0 +1,47 @@
+#include "client/worker/connection.h"
+
+#include <cstdlib>
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "server/base/status_matchers.h"
+
+namespace ballast::worker {
+namespace {
+
+using base::IsOk;
+using base::StatusIs;
+
+TEST(SocketPathTest, UnderstandsTheThreeSpellings) {
+  EXPECT_EQ(*SocketPath("unix:///run/b.sock"), "/run/b.sock");
+  EXPECT_EQ(*SocketPath("unix:/run/b.sock"), "/run/b.sock");
+  EXPECT_EQ(*SocketPath("/run/b.sock"), "/run/b.sock");
+}
+
+TEST(SocketPathTest, RefusesWhatCannotBeAPath) {
+  const auto kInvalid = absl::StatusCode::kInvalidArgument;
+  EXPECT_THAT(SocketPath(""), StatusIs(kInvalid));
+  EXPECT_THAT(SocketPath("unix://"), StatusIs(kInvalid));
+  EXPECT_THAT(SocketPath("localhost:7470"), StatusIs(kInvalid, "unix:///"));
+  EXPECT_THAT(SocketPath("/" + std::string(200, 'x')), StatusIs(kInvalid));
+}
+
+TEST(ConnectTest, SaysWhatItTried) {  // I23
+  const std::string address = "unix://" + ::testing::TempDir() + "/nobody.sock";
+  const auto connection =
+      Connect(address, "", absl::Milliseconds(120), nullptr);
+  EXPECT_THAT(connection, StatusIs(absl::StatusCode::kUnavailable,
+                                   "no daemon at " + address + ": tried "));
+  EXPECT_THAT(connection,
+              StatusIs(absl::StatusCode::kUnavailable, "BALLAST_ADDRESS"));
+}
+
+TEST(ConnectTest, CanBeInterrupted) {
+  EXPECT_THAT(
+      Connect("/nonexistent/b.sock", "", absl::Hours(1), [] { return true; }),
+      StatusIs(absl::StatusCode::kCancelled));
+}
+
+}  // namespace
+}  // namespace ballast::worker

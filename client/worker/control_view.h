@@ -1,0 +1,91 @@
+// A worker's side of its control block (proto/control_block.h): words with
+// the right memory order, records and failures read under their sequence
+// words, sleeping on the futex.
+//
+// Threading: thread-compatible; the daemon writes at the same time.
+// Ownership: a view over a mapping that outlives it.
+#ifndef CLIENT_WORKER_CONTROL_VIEW_H_
+#define CLIENT_WORKER_CONTROL_VIEW_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "proto/control_block.h"
+
+namespace ballast::worker {
+
+// proto::StepRecord as plain values.
+struct StepResult {
+  int64_t step = 0;
+  int64_t weight_version = 0;
+  int64_t optimizer_step = 0;  // updates so far, skipped ones not counted
+  bool skipped = false;        // a non-finite gradient: weights unchanged
+  uint32_t fallbacks = 0;
+  double grad_norm = 0;  // global, before clipping
+  double clip_factor = 1;
+  double lr = 0;              // of param group 0
+  double relative_error = 0;  // of the quantized exchange; 0 with `exact`
+  uint64_t wire_bytes_sent = 0;
+  uint64_t wire_bytes_received = 0;
+  uint64_t payload_bytes = 0;
+  double seconds = 0;  // first push on this node -> all published
+  double stage_seconds[6] = {};
+};
+
+// What ended the job or voided a step.
+struct Failure {
+  uint32_t count = 0;  // even; tells one failure from the next
+  absl::StatusCode code = absl::StatusCode::kUnknown;
+  bool is_fatal = false;
+  uint64_t word = 0;  // the step that failed
+  std::string text;
+};
+
+class ControlView {
+ public:
+  ControlView() = default;
+
+  // DataLoss unless `bytes` begins with a header of this version for exactly
+  // these counts and holds all parts.
+  static absl::StatusOr<ControlView> Create(std::span<std::byte> bytes,
+                                            int num_buckets, int num_groups);
+
+  uint64_t open() const;
+  uint64_t committed() const;
+  uint64_t published(int bucket) const;
+
+  // The answer to the step of `word`; nullopt while there is none.
+  std::optional<StepResult> Record(uint64_t word) const;
+
+  // The last failure, if it is another than number `seen` (0: none seen).
+  std::optional<Failure> FailureAfter(uint32_t seen) const;
+
+  // Group values and cursor of the step of `word`; before its last pushed[].
+  void StoreInput(uint64_t word, std::span<const proto::GroupValues> groups,
+                  std::string_view cursor);
+  void StorePushed(int bucket, uint64_t word);
+
+  // Read before a condition is checked, and given to Sleep if it is not met:
+  // no wake between the two is lost.
+  uint32_t wake() const;
+  void Sleep(uint32_t seen, absl::Duration timeout) const;
+
+ private:
+  proto::DaemonArea* daemon_ = nullptr;
+  proto::WorkerArea* worker_ = nullptr;
+  proto::GroupValues* groups_ = nullptr;
+  std::byte* cursor_ = nullptr;
+  proto::Word* pushed_ = nullptr;
+  const proto::Word* published_ = nullptr;
+};
+
+}  // namespace ballast::worker
+
+#endif  // CLIENT_WORKER_CONTROL_VIEW_H_

@@ -1,0 +1,150 @@
+#include "client/worker/control_view.h"
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "proto/control_block.h"
+#include "server/base/status_matchers.h"
+
+namespace ballast::worker {
+namespace {
+
+using base::IsOk;
+using base::StatusIs;
+using proto::SequenceWord;
+
+constexpr int kBuckets = 3;
+constexpr int kGroups = 2;
+
+// The daemon's side, by hand.
+class Block {
+ public:
+  Block() : memory_(Layout().size_bytes / 8) {
+    header().magic = proto::kControlBlockMagic;
+    header().version = proto::kControlBlockVersion;
+    header().num_buckets = kBuckets;
+    header().num_groups = kGroups;
+    header().size_bytes = Layout().size_bytes;
+  }
+
+  static proto::ControlBlockLayout Layout() {
+    return proto::ControlBlockLayout::For(kBuckets, kGroups);
+  }
+  std::span<std::byte> bytes() {
+    return std::as_writable_bytes(std::span(memory_));
+  }
+  template <typename T>
+  T* at(uint64_t offset) {
+    return reinterpret_cast<T*>(bytes().data() + offset);
+  }
+  proto::ControlBlockHeader& header() {
+    return *at<proto::ControlBlockHeader>(0);
+  }
+  proto::DaemonArea& daemon() {
+    return *at<proto::DaemonArea>(Layout().daemon_area_offset);
+  }
+
+ private:
+  std::vector<uint64_t> memory_;
+};
+
+absl::StatusOr<ControlView> View(Block& block) {
+  return ControlView::Create(block.bytes(), kBuckets, kGroups);
+}
+
+TEST(ControlViewTest, RefusesWhatIsNotThisBlock) {  // I27
+  const auto kDataLoss = absl::StatusCode::kDataLoss;
+  Block block;
+  EXPECT_THAT(View(block), IsOk());
+  EXPECT_THAT(ControlView::Create(block.bytes().first(64), kBuckets, kGroups),
+              StatusIs(kDataLoss));
+  EXPECT_THAT(ControlView::Create(block.bytes().first(block.bytes().size() - 8),
+                                  kBuckets, kGroups),
+              StatusIs(kDataLoss));
+  EXPECT_THAT(ControlView::Create(block.bytes(), kBuckets + 1, kGroups),
+              StatusIs(kDataLoss));
+  EXPECT_THAT(ControlView::Create(block.bytes(), kBuckets, kGroups - 1),
+              StatusIs(kDataLoss));
+  block.header().version = 2;
+  EXPECT_THAT(View(block), StatusIs(kDataLoss, "format 2"));
+  block.header().version = proto::kControlBlockVersion;
+  block.header().magic = 0;
+  EXPECT_THAT(View(block), StatusIs(kDataLoss));
+}
+
+TEST(ControlViewTest, InputAndPushesLieWhereTheDaemonLooks) {
+  Block block;
+  ControlView view = *View(block);
+  std::vector<proto::GroupValues> groups(kGroups);
+  groups[1].lr = 0.25;
+  view.StoreInput(SequenceWord(1, 7), groups, "here");
+  view.StorePushed(2, SequenceWord(1, 7));
+  const auto layout = Block::Layout();
+  EXPECT_EQ(block.at<proto::GroupValues>(layout.groups_offset)[1].lr, 0.25);
+  EXPECT_EQ(std::string(block.at<char>(layout.cursor_offset), 4), "here");
+  const auto* area = block.at<proto::WorkerArea>(layout.worker_area_offset);
+  EXPECT_EQ(area->cursor_bytes, 4);
+  EXPECT_EQ(area->step_input.load(), SequenceWord(1, 7));
+  EXPECT_EQ(block.at<proto::Word>(layout.pushed_offset)[2].load(),
+            SequenceWord(1, 7));
+  EXPECT_EQ(block.at<proto::Word>(layout.pushed_offset)[1].load(), 0);
+}
+
+TEST(ControlViewTest, RecordIsReadOnlyUnderItsOwnWord) {  // I1
+  Block block;
+  ControlView view = *View(block);
+  const uint64_t word = SequenceWord(1, 5);
+  EXPECT_FALSE(view.Record(word));
+  proto::StepRecord& record = block.daemon().records[1];
+  record.outcome = proto::StepOutcome::kSkipped;
+  record.grad_norm = 2.5;
+  record.weight_version = 5;
+  record.stage_seconds[5] = 0.125;
+  record.word = word;
+  const auto result = view.Record(word);
+  ASSERT_TRUE(result);
+  EXPECT_EQ(result->step, 5);
+  EXPECT_TRUE(result->skipped);
+  EXPECT_EQ(result->grad_norm, 2.5);
+  EXPECT_EQ(result->weight_version, 5);
+  EXPECT_EQ(result->stage_seconds[5], 0.125);
+  EXPECT_FALSE(view.Record(SequenceWord(1, 7)));  // same slot
+  EXPECT_FALSE(view.Record(SequenceWord(2, 5)));
+}
+
+TEST(ControlViewTest, FailureIsSeenOnceAndNeverHalfWritten) {
+  Block block;
+  ControlView view = *View(block);
+  EXPECT_FALSE(view.FailureAfter(0));
+  block.daemon().failure = 1;  // being written
+  EXPECT_FALSE(view.FailureAfter(0));
+  block.daemon().failure_code = static_cast<int>(absl::StatusCode::kAborted);
+  block.daemon().failure_word = SequenceWord(1, 3);
+  std::strcpy(block.daemon().failure_text, "rank 1 left");
+  block.daemon().failure = 2;
+  const auto failure = view.FailureAfter(0);
+  ASSERT_TRUE(failure);
+  EXPECT_EQ(failure->code, absl::StatusCode::kAborted);
+  EXPECT_EQ(failure->text, "rank 1 left");
+  EXPECT_EQ(failure->word, SequenceWord(1, 3));
+  EXPECT_FALSE(failure->is_fatal);
+  EXPECT_FALSE(view.FailureAfter(failure->count));
+}
+
+TEST(ControlViewTest, FailureTextWithoutEndStaysInside) {  // I27
+  Block block;
+  ControlView view = *View(block);
+  std::memset(block.daemon().failure_text, 'x', proto::kMaxErrorBytes);
+  block.daemon().failure_code = 99;
+  block.daemon().failure = 2;
+  const auto failure = view.FailureAfter(0);
+  ASSERT_TRUE(failure);
+  EXPECT_EQ(failure->text.size(), proto::kMaxErrorBytes);
+  EXPECT_EQ(failure->code, absl::StatusCode::kUnknown);
+}
+
+}  // namespace
+}  // namespace ballast::worker

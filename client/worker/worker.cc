@@ -1,0 +1,375 @@
+#include "client/worker/worker.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/cord.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "server/base/status_macros.h"
+
+namespace ballast::worker {
+namespace {
+
+constexpr char kResumePayload[] = "ballast.resume_step";
+constexpr absl::Duration kSlice = absl::Milliseconds(50);
+constexpr absl::Duration kStatsLimit = absl::Seconds(2);
+constexpr absl::Duration kReasonLimit = absl::Milliseconds(200);
+
+absl::Status WithResumeStep(absl::Status status, int64_t step) {
+  status.SetPayload(kResumePayload, absl::Cord(absl::StrCat(step)));
+  return status;
+}
+
+proto::GroupValues ToValues(const v1::ParamGroup& group) {
+  proto::GroupValues values{};
+  values.lr = group.lr();
+  values.beta1 = group.beta1();
+  values.beta2 = group.beta2();
+  values.eps = group.eps();
+  values.weight_decay = group.weight_decay();
+  values.momentum = group.momentum();
+  values.dampening = group.dampening();
+  values.nesterov = group.nesterov() ? 1 : 0;
+  return values;
+}
+
+}  // namespace
+
+std::optional<int64_t> ResumeStep(const absl::Status& status) {
+  const auto payload = status.GetPayload(kResumePayload);
+  int64_t step = 0;
+  if (!payload || !absl::SimpleAtoi(std::string(*payload), &step)) {
+    return std::nullopt;
+  }
+  return step;
+}
+
+absl::StatusOr<std::unique_ptr<Worker>> Worker::Open(Options options) {
+  ASSIGN_OR_RETURN(Attachment attachment, Attach(options));
+  options.initial_values.clear();  // no longer needed, not ours
+  const absl::Duration timeout = options.open_timeout;
+  std::unique_ptr<Worker> worker(new Worker(
+      std::move(options), std::make_unique<Attachment>(std::move(attachment))));
+  // A step may be on its way to this node: its weights are what the open step
+  // is computed from.
+  RETURN_IF_ERROR(worker->WaitAll(timeout));
+  return worker;
+}
+
+Worker::Worker(Options options, std::unique_ptr<Attachment> attachment)
+    : options_(std::move(options)),
+      creator_pid_(getpid()),
+      attachment_(std::move(attachment)) {
+  const v1::BeginReply& begin = attachment_->begin;
+  for (const v1::ParamGroup& group : begin.groups()) {
+    groups_.push_back(ToValues(group));
+  }
+  word_ = proto::SequenceWord(begin.generation(), begin.open_step());
+  failure_seen_ = attachment_->failure_seen;
+  weight_version_ = begin.weight_version();
+  optimizer_step_ = begin.optimizer_step();
+  cursor_ = begin.cursor();
+  ready_.reserve(num_buckets());
+}
+
+Worker::~Worker() {
+  // In a forked child all of this is the parent's: threads that do not exist
+  // here, a channel in an unknown state, a lease that must not end.
+  if (getpid() != creator_pid_) (void)attachment_.release();
+}
+
+int64_t Worker::open_step() const {
+  return proto::StepOf(word_) + (is_committed_ && !is_result_due_ ? 1 : 0);
+}
+
+std::span<const std::byte> Worker::params(int tensor) const {
+  if (!CheckTensor(tensor).ok()) return {};
+  const TensorView& place = attachment_->tensors[tensor];
+  if (place.size_bytes == 0) return {};
+  auto& weights = const_cast<base::Segment&>(attachment_->weights);
+  return weights.bytes().subspan(place.weight_offset, place.size_bytes);
+}
+
+std::span<std::byte> Worker::grads(int tensor) {
+  if (!CheckTensor(tensor).ok()) return {};
+  const TensorView& place = attachment_->tensors[tensor];
+  if (place.size_bytes == 0 || place.is_frozen) return {};
+  return attachment_->gradients.bytes().subspan(place.gradient_offset,
+                                                place.size_bytes);
+}
+
+absl::Status Worker::CheckUsable() {
+  if (const pid_t pid = getpid(); pid != creator_pid_) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "this session belongs to process ", creator_pid_,
+        " and cannot be used in its forked child ", pid,
+        ": use it in the parent only, or start the child with the method "
+        "\"spawn\" and open a session there"));
+  }
+  RETURN_IF_ERROR(over_);
+  return CheckFatal();
+}
+
+absl::Status Worker::CheckTensor(int tensor) const {
+  if (tensor >= 0 && tensor < num_tensors()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("tensor ", tensor, " is not in [0, ", num_tensors(), ")"));
+}
+
+absl::Status Worker::CheckFatal() {
+  const auto failure = view().FailureAfter(failure_seen_);
+  if (!failure || !failure->is_fatal) return absl::OkStatus();
+  over_ = absl::Status(failure->code, failure->text);
+  return over_;
+}
+
+std::string Worker::Describe(WaitFor reason) const {
+  switch (reason) {
+    case WaitFor::kOpen:
+      return absl::StrCat("before step ", open_step(), " was open");
+    case WaitFor::kCommit:
+      return absl::StrCat("during step ", open_step());
+    case WaitFor::kPublish:
+      return absl::StrCat("while the weights of step ",
+                          proto::StepOf(published_word_), " were on the way");
+  }
+  return "";
+}
+
+absl::Status Worker::CheckDaemon(WaitFor reason) {
+  RETURN_IF_ERROR(CheckFatal());
+  if (attachment_->connection.handle->IsOpen()) return absl::OkStatus();
+  RETURN_IF_ERROR(CheckFatal());  // its last word, stored before it closed
+  over_ = absl::UnavailableError(absl::StrCat(
+      "the daemon at ", options_.address, " went away ", Describe(reason),
+      "; this session is over: see the daemon's log, start it again and open "
+      "the session anew"));
+  return over_;
+}
+
+absl::Status Worker::DeadlineError(WaitFor reason) {
+  auto stats = attachment_->connection.channel->GetStats(kStatsLimit);
+  std::string waiting =
+      stats.ok() ? WaitingFor(stats->json())
+                 : absl::StrCat("it does not answer: ",
+                                std::string(stats.status().message()));
+  if (waiting.empty()) waiting = "it does not say for whom it waits";
+  return absl::DeadlineExceededError(
+      absl::StrCat("time-out ", Describe(reason), "; the daemon at ",
+                   options_.address, ": ", waiting));
+}
+
+absl::Status Worker::WaitUntil(absl::FunctionRef<bool()> done,
+                               absl::Time deadline, WaitFor reason) {
+  absl::Time next_check = clock_.Now() + kSlice;
+  for (;;) {
+    const uint32_t seen = view().wake();
+    if (done()) return absl::OkStatus();
+    const absl::Time now = clock_.Now();
+    if (now >= next_check) {
+      const absl::Status alive = CheckDaemon(reason);
+      if (!alive.ok()) return done() ? absl::OkStatus() : alive;
+      if (options_.interrupted && options_.interrupted()) {
+        return absl::CancelledError(
+            absl::StrCat("interrupted ", Describe(reason)));
+      }
+      if (now >= deadline) return DeadlineError(reason);
+      next_check = now + kSlice;
+    }
+    view().Sleep(seen, next_check - now);
+  }
+}
+
+// Brings word_ to the step that the daemon has open.
+absl::Status Worker::SyncOpen(absl::Time deadline) {
+  if (is_committed_) {
+    RETURN_IF_ERROR(WaitUntil([&] { return view().open() > word_; }, deadline,
+                              WaitFor::kOpen));
+    const uint64_t open = view().open();
+    if (proto::StepOf(open) == open_step()) {
+      return Adopt(open, absl::OkStatus());
+    }
+    return Voided(deadline);
+  }
+  const uint64_t open = view().open();
+  // Committed already: all was in when the rank's former worker died.
+  if (open <= word_ || view().committed() == word_) return absl::OkStatus();
+  const bool is_same_step = proto::StepOf(open) == proto::StepOf(word_);
+  const bool is_untouched =
+      !attachment_->tracker.any_pushed() && !is_input_stored_;
+  if (is_same_step && is_untouched) return Adopt(open, absl::OkStatus());
+  return Voided(deadline);
+}
+
+// From now on `open` is the step to compute, and nothing of it is pushed.
+absl::Status Worker::Adopt(uint64_t open, const absl::Status& why) {
+  word_ = open;
+  is_committed_ = false;
+  is_input_stored_ = false;
+  attachment_->tracker.Reset();
+  if (why.ok()) return why;
+  return WithResumeStep(why, proto::StepOf(open));
+}
+
+// The step of word_ will not commit: open has moved to a new generation.
+absl::Status Worker::Voided(absl::Time deadline) {
+  const absl::Time limit = std::min(deadline, clock_.Now() + kReasonLimit);
+  std::optional<Failure> failure;
+  const absl::Status found = WaitUntil(
+      [&] {
+        failure = view().FailureAfter(failure_seen_);
+        return failure.has_value() || clock_.Now() >= limit;
+      },
+      absl::InfiniteFuture(), WaitFor::kCommit);
+  RETURN_IF_ERROR(found);
+  const uint64_t open = view().open();
+  absl::Status why = absl::AbortedError(absl::StrCat(
+      "step ", proto::StepOf(word_),
+      " was aborted: the job went on from "
+      "generation ",
+      proto::GenerationOf(word_), " to ", proto::GenerationOf(open)));
+  if (failure) {
+    failure_seen_ = failure->count;
+    why = absl::Status(failure->code, failure->text);
+    if (failure->is_fatal) return over_ = why;
+  }
+  return Adopt(open, why);
+}
+
+absl::Status Worker::PushReady() {
+  if (ready_.empty()) return absl::OkStatus();
+  for (const int32_t bucket : ready_) view().StorePushed(bucket, word_);
+  ready_.clear();
+  // A daemon that is gone is noticed, with its last word, by whoever waits.
+  attachment_->connection.handle->RingDoorbell().IgnoreError();
+  return absl::OkStatus();
+}
+
+absl::Status Worker::Push(int tensor) {
+  RETURN_IF_ERROR(CheckUsable());
+  RETURN_IF_ERROR(CheckTensor(tensor));
+  if (attachment_->tensors[tensor].is_frozen) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "tensor ", tensor, " is frozen: it has no gradient to push"));
+  }
+  if (is_result_due_) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("step ", open_step(),
+                     " is committed and its result was not fetched: "
+                     "call Step again before the next push"));
+  }
+  RETURN_IF_ERROR(SyncOpen(clock_.Now() + options_.open_timeout));
+  if (view().committed() == word_) return absl::OkStatus();
+  attachment_->tracker.Push(tensor, ready_);
+  return PushReady();
+}
+
+absl::StatusOr<StepResult> Worker::Step(const StepRequest& request) {
+  RETURN_IF_ERROR(CheckUsable());
+  if (request.cursor.size() > proto::kMaxCursorBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("cursor has ", request.cursor.size(), " bytes, at most ",
+                     proto::kMaxCursorBytes,
+                     " are kept: store what is large elsewhere and "
+                     "its name here"));
+  }
+  const absl::Time deadline = clock_.Now() + request.timeout;
+  if (is_result_due_) return Conclude(request, deadline);
+  RETURN_IF_ERROR(SyncOpen(deadline));
+  if (view().committed() != word_) {
+    if (!is_input_stored_) {
+      view().StoreInput(word_, groups_, request.cursor);
+      open_cursor_.assign(request.cursor);
+      is_input_stored_ = true;
+    }
+    attachment_->tracker.PushRest(ready_);
+    RETURN_IF_ERROR(PushReady());
+    attachment_->connection.handle->RingDoorbell().IgnoreError();
+    RETURN_IF_ERROR(WaitCommitted(deadline));
+  }
+  cursor_ = is_input_stored_ ? open_cursor_ : std::string(request.cursor);
+  is_committed_ = true;
+  is_result_due_ = true;
+  is_input_stored_ = false;
+  published_word_ = word_;
+  attachment_->tracker.Reset();
+  return Conclude(request, deadline);
+}
+
+absl::Status Worker::WaitCommitted(absl::Time deadline) {
+  RETURN_IF_ERROR(WaitUntil(
+      [&] { return view().committed() == word_ || view().open() > word_; },
+      deadline, WaitFor::kCommit));
+  // The commit is stored before the next step is opened.
+  if (view().committed() == word_) return absl::OkStatus();
+  return Voided(deadline);
+}
+
+absl::StatusOr<StepResult> Worker::Conclude(const StepRequest& request,
+                                            absl::Time deadline) {
+  if (request.wait_published) {
+    RETURN_IF_ERROR(WaitBuckets(0, num_buckets() - 1, deadline));
+  }
+  std::optional<StepResult> result;
+  RETURN_IF_ERROR(
+      WaitUntil([&] { return (result = view().Record(word_)).has_value(); },
+                deadline, WaitFor::kPublish));
+  is_result_due_ = false;
+  weight_version_ = result->weight_version;
+  optimizer_step_ = result->optimizer_step;
+  return *std::move(result);
+}
+
+absl::Status Worker::WaitBuckets(int first, int last, absl::Time deadline) {
+  int bucket = first;
+  return WaitUntil(
+      [&] {
+        while (bucket <= last && view().published(bucket) >= published_word_) {
+          ++bucket;
+        }
+        return bucket > last;
+      },
+      deadline, WaitFor::kPublish);
+}
+
+absl::Status Worker::Wait(int tensor, absl::Duration timeout) {
+  RETURN_IF_ERROR(CheckUsable());
+  RETURN_IF_ERROR(CheckTensor(tensor));
+  const BucketRange range = attachment_->tracker.range(tensor);
+  if (range.first < 0) return absl::OkStatus();
+  return WaitBuckets(range.first, range.last, clock_.Now() + timeout);
+}
+
+absl::Status Worker::WaitAll(absl::Duration timeout) {
+  RETURN_IF_ERROR(CheckUsable());
+  return WaitBuckets(0, num_buckets() - 1, clock_.Now() + timeout);
+}
+
+absl::StatusOr<std::string> Worker::Stats(absl::Duration timeout) {
+  RETURN_IF_ERROR(CheckUsable());
+  ASSIGN_OR_RETURN(v1::GetStatsReply reply,
+                   attachment_->connection.channel->GetStats(timeout));
+  return std::move(*reply.mutable_json());
+}
+
+absl::Status Worker::Detach(absl::Duration timeout) {
+  RETURN_IF_ERROR(CheckUsable());
+  return End(attachment_->connection.channel->Detach(timeout), "detached");
+}
+
+absl::Status Worker::Close(absl::Duration timeout) {
+  RETURN_IF_ERROR(CheckUsable());
+  return End(attachment_->connection.channel->Close(timeout), "closed");
+}
+
+absl::Status Worker::End(absl::Status status, std::string_view how) {
+  over_ = absl::FailedPreconditionError(
+      absl::StrCat("the session is ", std::string(how), ": open another one"));
+  attachment_->connection = Connection();
+  return status;
+}
+
+}  // namespace ballast::worker
