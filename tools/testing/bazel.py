@@ -1,0 +1,102 @@
+"""Bazel as the tools call it, and what it tells about a run of tests.
+
+BALLAST_OUTPUT_BASE moves the outputs (several people in one tree: each their
+own); BALLAST_BAZEL_FLAGS are further flags of build and test, split like a
+shell would.
+"""
+
+import hashlib
+import json
+import os
+import shlex
+import subprocess
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence
+from urllib.parse import unquote, urlparse
+
+
+class Target(NamedTuple):
+    """A test target of one run. ``status`` is Bazel's word (PASSED, FAILED,
+    TIMEOUT, …) or NOT_BUILT; the files are None where it did not run."""
+    label: str
+    status: str
+    log: Optional[str]
+    xml: Optional[str]
+
+
+class Bazel:
+    """Confined to one thread. ``stop`` ends the server unless it was there
+    before: whoever keeps one keeps it."""
+
+    def __init__(self, root: str):
+        self.root = root
+        self._base = os.environ.get("BALLAST_OUTPUT_BASE", "")
+        self._flags = shlex.split(os.environ.get("BALLAST_BAZEL_FLAGS", ""))
+        self._was_running = self._server_runs()
+
+    def run(self, command: str, arguments: Sequence[str], **options):
+        """Runs ``bazel COMMAND ARGUMENTS``; a subprocess.run."""
+        argv = ["bazel"]
+        if self._base:
+            argv.append("--output_base=" + self._base)
+        argv.append(command)
+        if command in ("build", "test"):
+            if self._base:  # the tree's convenience links are not ours
+                argv.append("--symlink_prefix=/")
+            argv += self._flags
+        return subprocess.run(argv + list(arguments), cwd=self.root,
+                              stdin=subprocess.DEVNULL, check=False, **options)
+
+    def query(self, expression: str, output: str = "label") -> str:
+        """The answer of ``bazel query``; raises RuntimeError if it fails."""
+        done = self.run("query", ["--output=" + output, expression],
+                        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                        text=True)
+        if done.returncode != 0:
+            raise RuntimeError("bazel query %s: %s" %
+                               (expression, done.stderr.strip()))
+        return done.stdout
+
+    def labels(self, expression: str) -> List[str]:
+        return self.query(expression).split()
+
+    def stop(self) -> None:
+        if not self._was_running:
+            self.run("shutdown", [], stderr=subprocess.DEVNULL)
+
+    def _server_runs(self) -> bool:
+        # Bazel names its default output base after the workspace's path.
+        base = self._base or hashlib.md5(self.root.encode()).hexdigest()
+        base = ("/" + base.lstrip("/")).encode()
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                with open("/proc/%s/cmdline" % pid, "rb") as stream:
+                    arguments = stream.read().split(b"\0")
+            except OSError:
+                continue
+            if any(argument.startswith(b"--output_base=")
+                   and argument.endswith(base) for argument in arguments):
+                return True
+        return False
+
+
+def targets_of(events: str, expected: Sequence[str]) -> Iterator[Target]:
+    """What became of the ``expected`` labels, by the lines of a
+    --build_event_json_file."""
+    status: Dict[str, str] = {}
+    outputs: Dict[str, Dict[str, str]] = {}
+    for line in events.splitlines():
+        event = json.loads(line)
+        identity = event.get("id", {})
+        if "testSummary" in event:
+            label = identity["testSummary"]["label"]
+            status[label] = event["testSummary"]["overallStatus"]
+        elif "testResult" in event:
+            label = identity["testResult"]["label"]
+            outputs[label] = {
+                item["name"]: unquote(urlparse(item["uri"]).path)
+                for item in event["testResult"].get("testActionOutput", [])
+                if item.get("uri", "").startswith("file:")}
+    for label in sorted(expected):
+        found = outputs.get(label, {})
+        yield Target(label, status.get(label, "NOT_BUILT"),
+                     found.get("test.log"), found.get("test.xml"))
