@@ -95,15 +95,16 @@ bool AnyMomentum(std::span<const kernels::HyperParameters> groups) {
 }
 
 proto::GroupValues ToValues(const kernels::HyperParameters& group) {
-  return {group.lr,           group.beta1,    group.beta2,     group.eps,
-          group.weight_decay, group.momentum, group.dampening,
-          group.nesterov ? 1.0 : 0.0};
+  return {group.lr,           group.beta1,
+          group.beta2,        group.eps,
+          group.weight_decay, group.momentum,
+          group.dampening,    group.nesterov ? 1.0 : 0.0};
 }
 
 kernels::HyperParameters FromValues(const proto::GroupValues& values) {
-  return {values.lr,           values.beta1,    values.beta2,     values.eps,
-          values.weight_decay, values.momentum, values.dampening,
-          values.nesterov != 0};
+  return {values.lr,        values.beta1,        values.beta2,
+          values.eps,       values.weight_decay, values.momentum,
+          values.dampening, values.nesterov != 0};
 }
 
 }  // namespace ballast::session

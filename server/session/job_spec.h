@@ -61,7 +61,7 @@ struct BeginReply {
   int64_t optimizer_step = 0;
   std::string cursor;  // this rank's, committed with open_step - 1
   std::vector<kernels::HyperParameters> groups;  // of the last committed step
-  std::vector<int32_t> pushed_buckets;  // in already for open_step
+  std::vector<int32_t> pushed_buckets;           // in already for open_step
 };
 
 }  // namespace ballast::session

@@ -4,6 +4,7 @@
 #define SERVER_SESSION_LIMITS_H_
 
 #include <cstdint>
+#include <string>
 
 #include "absl/status/status.h"
 #include "server/base/ids.h"
@@ -14,10 +15,10 @@ namespace ballast::session {
 
 struct Limits {
   int max_jobs = 64;
-  int max_workers_per_job = 1024;       // world size
+  int max_workers_per_job = 1024;  // world size
   int max_tensors = 100'000;
-  uint64_t max_job_bytes = 0;           // on this node; 0: no bound
-  uint64_t max_total_bytes = 0;         // of all jobs; 0: no bound
+  uint64_t max_job_bytes = 0;    // on this node; 0: no bound
+  uint64_t max_total_bytes = 0;  // of all jobs; 0: no bound
 };
 
 // InvalidArgument names field, value and rule; ResourceExhausted the bound.
@@ -26,14 +27,19 @@ absl::Status CheckSpec(const JobSpec& spec, const Limits& limits);
 
 // "" or what differs between the job and what another rank says of it.
 std::string Difference(const JobSpec& job, const JobSpec& other);
+// The same of the initial hyperparameters; counts of groups are equal.
+std::string GroupDifference(const JobSpec& job, const JobSpec& other);
+
+// What the job's segments on one node need at least, before there is a layout.
+uint64_t LeastBytes(const JobSpec& spec, int local_world_size);
 
 struct MemoryNeed {
-  uint64_t gradients = 0;       // W segments
-  uint64_t weights = 0;         // published
-  uint64_t initial = 0;         // until Begin, where rank 0 is here
+  uint64_t gradients = 0;  // W segments
+  uint64_t weights = 0;    // published
+  uint64_t initial = 0;    // until Begin, where rank 0 is here
   uint64_t control_blocks = 0;
-  uint64_t state = 0;           // masters, moments, reduced gradients
-  uint64_t undo = 0;            // one chunk of state per thread
+  uint64_t state = 0;  // masters, moments, reduced gradients
+  uint64_t undo = 0;   // one chunk of state per thread
   uint64_t total() const {
     return gradients + weights + initial + control_blocks + state + undo;
   }

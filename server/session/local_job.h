@@ -23,12 +23,13 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
-#include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "proto/control_block.h"
+#include "server/base/executor.h"
 #include "server/base/ids.h"
 #include "server/device/device.h"
 #include "server/ipc/control_block_view.h"
@@ -53,12 +54,11 @@ std::string_view Name(JobState state);
 
 class LocalJob {
  public:
-  using BeginDone = absl::AnyInvocable<void(absl::StatusOr<BeginReply>) &&>;
-
-  // Allocates the segments (zeroed). `spec` and `layout` were checked.
+  // Allocates the segments (zeroed). `spec` and `layout` were checked. Wakes
+  // are posted to `executor`, one per turn: many stores, one system call.
   static absl::StatusOr<std::unique_ptr<LocalJob>> Create(
-      device::Device* device, JobSpec spec, layout::Layout layout,
-      NodeRank node);
+      device::Device* device, base::Executor* executor, JobSpec spec,
+      layout::Layout layout, NodeRank node);
   ~LocalJob();
 
   void set_observer(JobObserver* observer) { observer_ = observer; }
@@ -84,9 +84,6 @@ class LocalJob {
   void Committed(const ipc::StepReport& report);
   void Finished(const ipc::StepReport& report);
   void Aborted(Step step, Generation next, const absl::Status& why);
-  // The job's end: told to every worker (fatal), links closed, waiting Begins
-  // answered. No observer call follows.
-  void Fail(const absl::Status& why);
 
   // ---- The workers' side (Sessions). ----
 
@@ -102,15 +99,20 @@ class LocalJob {
   // The socket closed, the process died or detached; the slot is free again.
   void OnLinkGone(LocalRank rank, const absl::Status& why);
   void Close(LocalRank rank);
+  // The job's end, told to every worker (fatal); waiting Begins are answered.
+  // No observer call follows. Idempotent.
+  void Fail(const absl::Status& why);
 
   // ---- What can be asked. ----
 
-  const Slot& slot(LocalRank rank) const { return slots_[rank.value()]; }
+  const Slot& slot(LocalRank rank) const { return *slots_[rank.value()]; }
   bool has_begun() const { return open_.has_value(); }
   bool all_ready() const;
-  int num_attached() const;
-  int num_missing() const;
-  int num_closed() const;
+  int Count(SlotState state) const;
+  int num_attached() const;  // attached or ready
+  int num_missing() const { return Count(SlotState::kMissing); }
+  int num_closed() const { return Count(SlotState::kClosed); }
+  int buckets_pushed(LocalRank rank) const;  // of the open step
   // "rank 2 has not attached, rank 3 (pid 4711) has not begun"; empty if all
   // are there.
   std::string Missing() const;
@@ -125,36 +127,43 @@ class LocalJob {
     }
   };
 
-  LocalJob(JobSpec spec, layout::Layout layout, NodeRank node);
+  LocalJob(device::Device* device, base::Executor* executor, JobSpec spec,
+           layout::Layout layout, NodeRank node);
   Rank RankOf(LocalRank rank) const;
-  void InitializeControlBlock(Slot& slot);
-  void ZeroUnpushedGradients(Slot& slot);
-  absl::Status SendSegments(Slot& slot, WorkerLink* link);
-  void Scan(LocalRank rank);
-  void ReadStepInput(LocalRank rank);
+  absl::Status SendSegments(LocalRank rank, bool needs_initial);
+  void StoreState(Slot& slot);
+  void ScanSlot(LocalRank rank);
+  void TakeInput(LocalRank rank);
   void AnswerBegin(LocalRank rank);
-  void StoreFailure(Slot& slot, const absl::Status& why, bool fatal,
-                    uint64_t word);
-  void Wake(Slot& slot);
-  bool IsTaken(const Slot& slot, int bucket) const;
+  void StorePendingAbort();
+  void WakeLater();
+  void WakeNow();
 
+  device::Device* const device_;
+  base::Executor* const executor_;
   const JobSpec spec_;
   const layout::Layout layout_;
   const NodeRank node_;
   JobObserver* observer_ = nullptr;
-  std::vector<Slot> slots_;
+  std::vector<std::unique_ptr<Slot>> slots_;
   std::unique_ptr<device::SharedBuffer> weights_;
-  bool has_initial_ = false;
   std::optional<OpenStep> open_;
-  bool is_accepting_ = false;  // pushes of the open step count
-  uint64_t committed_word_ = 0;
+  // An abort that workers are told of together with the new open word.
+  struct PendingAbort {
+    uint64_t word;
+    absl::Status why;
+  };
+  std::optional<PendingAbort> pending_abort_;
   int64_t optimizer_step_ = 0;
-  std::vector<uint64_t> consumed_;   // last stored word, per bucket
+  std::vector<uint64_t> consumed_;  // last stored word, per bucket
   std::vector<uint64_t> published_;
-  std::optional<ipc::StepReport> reports_[2];  // by step & 1
+  std::optional<ipc::StepReport> reports_[2];     // by step & 1
   std::vector<kernels::HyperParameters> groups_;  // last committed
+  std::vector<BucketId> scratch_;                 // of one scan
   bool is_failed_ = false;
+  bool is_wake_posted_ = false;
   std::string last_failure_;
+  std::shared_ptr<bool> alive_;  // weak in posted wakes
 };
 
 }  // namespace ballast::session

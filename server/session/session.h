@@ -62,8 +62,7 @@ class JobObserver {
                            std::string cursor) = 0;
   // Values that no optimizer could take (not finite, out of their range):
   // InvalidArgument names group, field and value. The step cannot commit.
-  virtual void OnStepInputRefused(LocalRank rank,
-                                  const absl::Status& why) = 0;
+  virtual void OnStepInputRefused(LocalRank rank, const absl::Status& why) = 0;
   virtual void OnWorkerLost(LocalRank rank, const absl::Status& why) = 0;
   virtual void OnAllClosed() = 0;
 };

@@ -10,11 +10,12 @@
 #define SERVER_SESSION_SESSIONS_H_
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "absl/container/btree_map.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
@@ -34,10 +35,12 @@ class JobHost {
  public:
   virtual ~JobHost() = default;
   // The first worker of `job` is here; allocates state and engine. The
-  // observer lives until EndJob. An error refuses the attach.
+  // observer lives until EndJob's `done`. An error refuses the attach.
   virtual absl::StatusOr<JobObserver*> StartJob(LocalJob* job) = 0;
-  // `job` is over (closed, failed, hold passed; no observer call follows);
-  // `done` runs on the control thread once nothing touches its memory.
+  // `job` is over: closed by all its workers (`why` is OK; what other nodes
+  // still need of it may be finished), failed, or its hold passed. No observer
+  // call follows. `done` is called on the control thread once nothing touches
+  // the job's memory any more.
   virtual void EndJob(LocalJob* job, const absl::Status& why,
                       absl::AnyInvocable<void() &&> done) = 0;
 };
@@ -48,7 +51,7 @@ struct Options {
   absl::Duration join_timeout = absl::Minutes(10);
   uint64_t default_bucket_bytes = 4 << 20;
   uint64_t chunk_bytes = 256 << 10;
-  int compute_threads = 1;       // for the undo records in the memory formula
+  int compute_threads = 1;        // for the undo records in the memory formula
   bool allow_many_nodes = false;  // a link to other nodes exists
 };
 
@@ -69,11 +72,12 @@ class Sessions {
   // The lease ended from the outside; the link is deleted.
   void OnDisconnected(const Key& key, const absl::Status& why);
 
-  // ---- Calls (gRPC). FailedPrecondition: the key has no lease (any more). ----
+  // ---- Calls (gRPC). FailedPrecondition: the key has no lease (any more).
+  // ----
   absl::StatusOr<AttachReply> Attach(const Key& key, AttachRequest request);
   // Answers when the job runs, fails, or after `timeout` (DeadlineExceeded,
   // which says who is missing).
-  void Begin(const Key& key, absl::Duration timeout, LocalJob::BeginDone done);
+  void Begin(const Key& key, absl::Duration timeout, BeginDone done);
   absl::Status Detach(const Key& key);
   absl::Status Close(const Key& key);
   // The job of this connection, FailedPrecondition if it has none.
@@ -87,33 +91,56 @@ class Sessions {
   // Every job fails with `why`; jobs() is empty once their hosts are done.
   void FailAll(const absl::Status& why);
 
-  std::vector<LocalJob*> jobs() const;  // by name; ending ones too
+  std::vector<LocalJob*> jobs() const;          // by name; ending ones too
   LocalJob* Find(std::string_view name) const;  // null: none
   int num_connections() const { return connections_.size(); }
   uint64_t attaches() const { return attaches_; }
   uint64_t bytes() const;  // by the formula, of all jobs
 
  private:
-  struct Connection;
-  struct Job;
+  struct Job {
+    std::unique_ptr<LocalJob> local;
+    MemoryNeed need;
+    uint32_t uid = 0;         // of its first worker: no other may join
+    base::TimerId timer = 0;  // join timeout, then hold
+    bool is_ending = false;
+  };
+  struct Connection {
+    std::unique_ptr<WorkerLink> link;
+    Job* job = nullptr;
+    LocalRank rank;
+    base::TimerId begin_timer = 0;
+  };
 
-  Connection* Lookup(const Key& key);
-  absl::StatusOr<Job*> FindOrCreate(const AttachRequest& request, bool* made);
-  absl::StatusOr<Job*> CreateJob(const AttachRequest& request);
-  void ArmTimer(Job* job);
+  absl::StatusOr<Connection*> Lookup(const Key& key);
+  absl::StatusOr<Connection*> LookupAttached(const Key& key);
+  absl::Status CheckRequest(const AttachRequest& request) const;
+  absl::Status CheckMember(const Job& job, const Connection& connection,
+                           const AttachRequest& request) const;
+  absl::StatusOr<AttachReply> AttachTo(Job* job, Connection* connection,
+                                       const AttachRequest& request);
+  absl::StatusOr<layout::Layout> MakeLayout(const AttachRequest& request) const;
+  absl::Status CheckRoom(uint64_t size_bytes, const std::string& name) const;
+  absl::StatusOr<Job*> CreateJob(const AttachRequest& request, uint32_t uid);
+  void OnBeginTimer(const Key& key);
+  void Leave(Connection* connection, const absl::Status& why);
+  void EndIfAbandoned(Job* job, const absl::Status& why);
+  void ArmTimer(Job* job, absl::Duration delay);
   void OnTimer(const std::string& name);
+  Job* JobOfLocal(const LocalJob* local);
   void End(Job* job, const absl::Status& why);
-  void LeaveJob(Connection* connection, const absl::Status& why);
+  void ReleaseConnections(Job* job, const absl::Status& why);
+  void Delete(LocalJob* local);
 
   const Options options_;
   device::Device* const device_;
   base::Executor* const executor_;
   JobHost* const host_;
   absl::Status accepting_ = absl::OkStatus();
+  absl::btree_map<std::string, std::unique_ptr<Job>> jobs_;  // by name
   absl::flat_hash_map<Key, std::unique_ptr<Connection>> connections_;
-  absl::flat_hash_map<std::string, std::unique_ptr<Job>> jobs_;
   uint64_t attaches_ = 0;
-  std::shared_ptr<int> alive_;  // weak in callbacks that may outlive this
+  std::shared_ptr<bool> alive_;  // weak in callbacks that may outlive this
 };
 
 }  // namespace ballast::session

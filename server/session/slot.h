@@ -1,21 +1,29 @@
-// One local rank's place in a job: its segments, and what the daemon knows of
-// the worker in it. What the worker may write is never trusted: `taken` holds
-// the daemon's own account of what was pushed.
+// One local rank's place in a job: its segments, and the daemon's own account
+// of what the worker in it has handed over. What the worker may write is never
+// trusted: a word counts only if it is the one asked for and was not yet
+// taken.
 //
-// Threading: control thread only.
+//   missing --Occupy--> attached --MakeReady--> ready --Close--> closed
+//      ^------------------ Vacate ----------------'
+//
+// Threading: control thread only. Owns its segments, borrows the link.
 #ifndef SERVER_SESSION_SLOT_H_
 #define SERVER_SESSION_SLOT_H_
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kernels/hyper_parameters.h"
+#include "proto/control_block.h"
+#include "server/base/ids.h"
 #include "server/device/device.h"
+#include "server/ipc/control_block_view.h"
+#include "server/layout/layout.h"
 #include "server/session/job_spec.h"
 #include "server/session/session.h"
 
@@ -24,22 +32,89 @@ namespace ballast::session {
 enum class SlotState { kMissing, kAttached, kReady, kClosed };
 std::string_view Name(SlotState state);
 
-struct Slot {
-  SlotState state = SlotState::kMissing;
-  WorkerLink* link = nullptr;
-  std::unique_ptr<device::SharedBuffer> control;
-  std::unique_ptr<device::SharedBuffer> gradients;
-  std::unique_ptr<device::SharedBuffer> initial;  // rank 0, until Begin
-  std::vector<uint64_t> taken;  // last word accepted, per bucket
-  uint64_t taken_input = 0;     // step_input accepted
-  uint64_t ignored = 0;         // words that made no sense, since attach
-  std::string open_cursor;      // with taken_input
-  std::vector<kernels::HyperParameters> open_groups;
-  std::string cursor;           // committed
-  // Answered when the job runs or fails.
-  absl::AnyInvocable<void(absl::StatusOr<BeginReply>) &&> begin_done;
-  int64_t last_pid = 0;
-  int buckets_pushed = 0;       // of the open step
+using BeginDone = absl::AnyInvocable<void(absl::StatusOr<BeginReply>) &&>;
+
+class Slot {
+ public:
+  // Allocates control block and gradients (zeroed). `layout` outlives it.
+  static absl::StatusOr<std::unique_ptr<Slot>> Create(
+      device::Device* device, const layout::Layout* layout, int num_groups,
+      std::string_view job);
+
+  SlotState state() const { return state_; }
+  bool is_occupied() const { return link_ != nullptr; }
+  bool is_free() const { return state_ == SlotState::kMissing; }
+  // Of the worker in it, or the last one; zeros if there was none.
+  const WorkerIdentity& identity() const { return identity_; }
+  uint64_t size_bytes() const;
+
+  // A fresh control block for a new worker; gradients of buckets that do not
+  // carry `open_word` are zeroed.
+  absl::Status Occupy(WorkerLink* link, uint64_t open_word);
+  void MakeReady() { state_ = SlotState::kReady; }
+  void Close() { state_ = SlotState::kClosed; }
+  // The link is gone; a closed slot stays closed. Waiting Begins must have
+  // been answered.
+  void Vacate();
+
+  device::SharedBuffer* gradients() { return gradients_.get(); }
+  const device::SharedBuffer* gradients() const { return gradients_.get(); }
+  device::SharedBuffer* control() { return control_.get(); }
+  ipc::ControlBlockView& view() { return view_; }
+  WorkerLink* link() { return link_; }
+  void set_initial(std::unique_ptr<device::SharedBuffer> initial) {
+    initial_ = std::move(initial);
+  }
+  std::unique_ptr<device::SharedBuffer> TakeInitial() {
+    return std::move(initial_);
+  }
+
+  // Appends the buckets whose word is `open_word` for the first time.
+  void TakePushed(uint64_t open_word, std::vector<BucketId>* pushed);
+  bool IsTaken(BucketId bucket, uint64_t open_word) const {
+    return taken_[bucket.value()] == open_word;
+  }
+  int CountTaken(uint64_t open_word) const;
+
+  // True if the step input of `open_word` is there for the first time and
+  // could be read: then groups() and open_cursor() are its values. An error
+  // also counts as taken.
+  absl::StatusOr<bool> TakeInput(uint64_t open_word);
+  const std::vector<proto::GroupValues>& groups() const { return groups_; }
+  const std::string& open_cursor() const { return open_cursor_; }
+
+  // The input of `word` is part of a committed step from now on.
+  void CommitInput(uint64_t word);
+  const std::string& cursor() const { return cursor_; }  // committed
+
+  // Words that made no sense, since the worker attached.
+  uint64_t ignored() const { return ignored_; }
+
+  BeginDone begin_done;  // answered when the job runs or fails
+
+ private:
+  explicit Slot(const layout::Layout* layout) : layout_(layout) {}
+  void ZeroGradients(const layout::Bucket& bucket);
+  void Ignore(uint64_t word, uint64_t* last_seen);
+
+  const layout::Layout* const layout_;
+  SlotState state_ = SlotState::kMissing;
+  WorkerLink* link_ = nullptr;
+  WorkerIdentity identity_;
+  bool was_occupied_ = false;
+  std::unique_ptr<device::SharedBuffer> control_;
+  std::unique_ptr<device::SharedBuffer> gradients_;
+  std::unique_ptr<device::SharedBuffer> initial_;  // rank 0, until Begin
+  ipc::ControlBlockView view_;
+  int num_groups_ = 0;
+  std::vector<uint64_t> taken_;  // last word accepted, per bucket
+  std::vector<uint64_t> seen_;   // last word looked at, per bucket
+  uint64_t taken_input_ = 0;
+  uint64_t seen_input_ = 0;
+  uint64_t ignored_ = 0;
+  std::vector<proto::GroupValues> groups_;
+  std::string open_cursor_;
+  std::string cursor_;
 };
 
 }  // namespace ballast::session

@@ -1,0 +1,221 @@
+#include "server/session/limits.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/dtype.h"
+#include "proto/control_block.h"
+#include "proto/group_values.h"
+#include "server/base/names.h"
+#include "server/base/status_macros.h"
+#include "server/ipc/control_block_view.h"
+#include "server/layout/difference.h"
+#include "server/session/group_rules.h"
+
+namespace ballast::session {
+namespace {
+
+constexpr uint64_t kMaxBucketBytes = 1 << 30;
+
+absl::Status Invalid(std::string_view field, const std::string& value,
+                     std::string_view rule) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(std::string(field), " is ", value, ", ", std::string(rule)));
+}
+
+template <typename T>
+absl::Status CheckRange(std::string_view field, T value, T min, T max) {
+  if (value >= min && value <= max) return absl::OkStatus();
+  return Invalid(field, absl::StrCat(value),
+                 absl::StrCat("must be in [", min, ", ", max, "]"));
+}
+
+absl::Status CheckExchange(const std::string& preset) {
+  if (preset == "exact") return absl::OkStatus();
+  if (preset == "zeropp" || preset == "delta4") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("exchange preset ", base::Quoted(preset),
+                     " comes with the link between nodes; use \"exact\""));
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("exchange preset ", base::Quoted(preset),
+                   " is unknown; this daemon serves \"exact\""));
+}
+
+absl::Status CheckGroupCount(const JobSpec& spec) {
+  if (spec.groups.empty() || spec.groups.size() > proto::kMaxParamGroups) {
+    return Invalid(
+        "the number of param groups", absl::StrCat(spec.groups.size()),
+        absl::StrCat("must be in [1, ", proto::kMaxParamGroups, "]"));
+  }
+  return absl::OkStatus();
+}
+
+std::vector<proto::GroupValues> Values(const JobSpec& spec) {
+  std::vector<proto::GroupValues> values;
+  for (const auto& group : spec.groups) values.push_back(ToValues(group));
+  return values;
+}
+
+std::string Differs(std::string_view field, const std::string& here,
+                    const std::string& there) {
+  return absl::StrCat(std::string(field), " is ", there, " here, ", here,
+                      " on the ranks that are attached");
+}
+
+std::string_view Name(kernels::OptimizerKind kind) {
+  switch (kind) {
+    case kernels::OptimizerKind::kSgd:
+      return "sgd";
+    case kernels::OptimizerKind::kAdam:
+      return "adam";
+    case kernels::OptimizerKind::kAdamW:
+      return "adamw";
+  }
+  return "unknown";
+}
+
+}  // namespace
+
+absl::Status CheckPlacement(const Placement& p, const Limits& limits) {
+  RETURN_IF_ERROR(CheckRange("world_size", p.world_size, 1, 1 << 20));
+  if (p.world_size > limits.max_workers_per_job) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("world_size is ", p.world_size,
+                     ", above this daemon's limits.max_workers_per_job = ",
+                     limits.max_workers_per_job));
+  }
+  RETURN_IF_ERROR(
+      CheckRange("local_world_size", p.local_world_size, 1, p.world_size));
+  if (p.world_size % p.local_world_size != 0) {
+    return Invalid("world_size", absl::StrCat(p.world_size),
+                   absl::StrCat("not a multiple of local_world_size = ",
+                                p.local_world_size));
+  }
+  RETURN_IF_ERROR(
+      CheckRange("node_rank", p.node_rank.value(), 0, p.num_nodes() - 1));
+  RETURN_IF_ERROR(CheckRange("local_rank", p.local_rank.value(), 0,
+                             p.local_world_size - 1));
+  const int expected =
+      p.node_rank.value() * p.local_world_size + p.local_rank.value();
+  if (p.rank.value() != expected) {
+    return Invalid(
+        "rank", absl::StrCat(p.rank.value()),
+        absl::StrCat("but node_rank ", p.node_rank.value(),
+                     " x local_world_size ", p.local_world_size,
+                     " + local_rank ", p.local_rank.value(), " is ", expected));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckSpec(const JobSpec& spec, const Limits& limits) {
+  RETURN_IF_ERROR(base::CheckJobName(spec.name));
+  RETURN_IF_ERROR(base::CheckTenantName(spec.tenant));
+  RETURN_IF_ERROR(CheckExchange(spec.exchange));
+  RETURN_IF_ERROR(CheckGroupCount(spec));
+  RETURN_IF_ERROR(
+      CheckGroups(spec.optimizer, AnyMomentum(spec.groups), Values(spec)));
+  if (!std::isfinite(spec.gradient_clipping) || spec.gradient_clipping < 0) {
+    return Invalid("gradient_clipping", absl::StrCat(spec.gradient_clipping),
+                   "must be finite and not negative (0 is off)");
+  }
+  RETURN_IF_ERROR(CheckRange<uint64_t>("bucket_bytes", spec.bucket_bytes, 0,
+                                       kMaxBucketBytes));
+  if (spec.hold < absl::ZeroDuration() || spec.hold > absl::Hours(24 * 30)) {
+    return Invalid("hold", absl::FormatDuration(spec.hold),
+                   "must be between 0 (the default) and 30 days");
+  }
+  if (spec.tensors.empty()) {
+    return absl::InvalidArgumentError("the job has no tensors");
+  }
+  if (static_cast<int64_t>(spec.tensors.size()) > limits.max_tensors) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the job has ", spec.tensors.size(),
+                     " tensors, above this daemon's limits.max_tensors = ",
+                     limits.max_tensors));
+  }
+  return absl::OkStatus();
+}
+
+std::string Difference(const JobSpec& job, const JobSpec& other) {
+  if (job.tenant != other.tenant) {
+    return absl::StrCat("tenant is ", base::Quoted(other.tenant),
+                        " here, another on the ranks that are attached");
+  }
+  const std::string tensors = layout::Difference(other.tensors, job.tensors);
+  if (!tensors.empty()) {
+    return absl::StrCat(
+        "tensors differ between ranks (there: on the ranks "
+        "that are attached): ",
+        tensors);
+  }
+  if (job.optimizer != other.optimizer) {
+    return Differs("optimizer", std::string(Name(job.optimizer)),
+                   std::string(Name(other.optimizer)));
+  }
+  if (job.groups.size() != other.groups.size()) {
+    return Differs("the number of param groups",
+                   absl::StrCat(job.groups.size()),
+                   absl::StrCat(other.groups.size()));
+  }
+  if (job.gradient_clipping != other.gradient_clipping) {
+    return Differs("gradient_clipping", absl::StrCat(job.gradient_clipping),
+                   absl::StrCat(other.gradient_clipping));
+  }
+  if (job.exchange != other.exchange) {
+    return Differs("exchange", base::Quoted(job.exchange),
+                   base::Quoted(other.exchange));
+  }
+  if (job.bucket_bytes != other.bucket_bytes) {
+    return Differs("bucket_bytes", absl::StrCat(job.bucket_bytes),
+                   absl::StrCat(other.bucket_bytes));
+  }
+  return "";
+}
+
+std::string GroupDifference(const JobSpec& job, const JobSpec& other) {
+  const auto here = Values(job);
+  const auto there = Values(other);
+  for (size_t i = 0; i < std::min(here.size(), there.size()); ++i) {
+    const proto::GroupField* field = proto::FirstDifference(here[i], there[i]);
+    if (field == nullptr) continue;
+    return Differs(absl::StrCat("param group ", i, ": ", field->name),
+                   absl::StrCat(here[i].*field->value),
+                   absl::StrCat(there[i].*field->value));
+  }
+  return "";
+}
+
+uint64_t LeastBytes(const JobSpec& spec, int local_world_size) {
+  double bytes = 0;  // no overflow, and precise enough for a bound
+  for (const layout::TensorSpec& tensor : spec.tensors) {
+    double size = kernels::SizeOf(tensor.dtype);
+    // Negative dimensions: Layout::Create has the words for them.
+    for (const int64_t d : tensor.shape) size *= std::max<int64_t>(d, 0);
+    bytes += size * (tensor.trainable ? 1 + local_world_size : 1);
+  }
+  return bytes < 1e18 ? static_cast<uint64_t>(bytes) : uint64_t{1} << 60;
+}
+
+MemoryNeed EstimateMemory(const JobSpec& spec, const layout::Layout& layout,
+                          NodeRank node, int compute_threads) {
+  const uint64_t workers = layout.topology().local_world_size;
+  const uint64_t moments =
+      kernels::StateArrays(spec.optimizer, AnyMomentum(spec.groups));
+  MemoryNeed need;
+  need.gradients = workers * layout.gradients_bytes();
+  need.weights = layout.weights_bytes();
+  need.initial = node == NodeRank(0) ? layout.weights_bytes() : 0;
+  need.control_blocks = workers * ipc::ControlBlockView::SizeBytes(
+                                      static_cast<int>(layout.buckets().size()),
+                                      static_cast<int>(spec.groups.size()));
+  need.state = layout.state_elements(node) * 4 * (1 + moments + 1);
+  need.undo = compute_threads * layout.options().chunk_bytes * (1 + moments);
+  return need;
+}
+
+}  // namespace ballast::session

@@ -1,0 +1,433 @@
+#include "server/session/local_job.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "server/base/names.h"
+#include "server/base/status_macros.h"
+#include "server/session/group_rules.h"
+
+namespace ballast::session {
+
+std::string_view Name(JobState state) {
+  switch (state) {
+    case JobState::kGathering:
+      return "gathering";
+    case JobState::kLoading:
+      return "loading";
+    case JobState::kRunning:
+      return "running";
+    case JobState::kWaiting:
+      return "waiting";
+    case JobState::kClosing:
+      return "closing";
+    case JobState::kFailed:
+      return "failed";
+  }
+  return "unknown";
+}
+
+LocalJob::LocalJob(device::Device* device, base::Executor* executor,
+                   JobSpec spec, layout::Layout layout, NodeRank node)
+    : device_(device),
+      executor_(executor),
+      spec_(std::move(spec)),
+      layout_(std::move(layout)),
+      node_(node),
+      consumed_(layout_.buckets().size()),
+      published_(layout_.buckets().size()),
+      groups_(spec_.groups),
+      alive_(std::make_shared<bool>(true)) {}
+
+LocalJob::~LocalJob() = default;
+
+absl::StatusOr<std::unique_ptr<LocalJob>> LocalJob::Create(
+    device::Device* device, base::Executor* executor, JobSpec spec,
+    layout::Layout layout, NodeRank node) {
+  auto job = std::unique_ptr<LocalJob>(
+      new LocalJob(device, executor, std::move(spec), std::move(layout), node));
+  const std::string& name = job->spec_.name;
+  ASSIGN_OR_RETURN(job->weights_,
+                   device->AllocateShared(
+                       std::max<uint64_t>(job->layout_.weights_bytes(), 1),
+                       absl::StrCat(name, "-weights")));
+  const int num_groups = static_cast<int>(job->spec_.groups.size());
+  for (int i = 0; i < job->local_world_size(); ++i) {
+    ASSIGN_OR_RETURN(auto slot,
+                     Slot::Create(device, &job->layout_, num_groups, name));
+    job->slots_.push_back(std::move(slot));
+  }
+  job->scratch_.reserve(job->layout_.buckets().size());
+  return job;
+}
+
+// ---- What can be asked. ----
+
+Rank LocalJob::RankOf(LocalRank rank) const {
+  return Rank(layout_.topology().FirstRank(node_).value() + rank.value());
+}
+
+int LocalJob::Count(SlotState state) const {
+  return static_cast<int>(
+      std::count_if(slots_.begin(), slots_.end(),
+                    [&](const auto& slot) { return slot->state() == state; }));
+}
+
+int LocalJob::num_attached() const {
+  return Count(SlotState::kAttached) + Count(SlotState::kReady);
+}
+
+bool LocalJob::all_ready() const {
+  return Count(SlotState::kReady) == local_world_size();
+}
+
+JobState LocalJob::state() const {
+  if (is_failed_) return JobState::kFailed;
+  if (num_closed() > 0) return JobState::kClosing;
+  if (!all_ready()) {
+    return has_begun() ? JobState::kWaiting : JobState::kGathering;
+  }
+  return has_begun() ? JobState::kRunning : JobState::kLoading;
+}
+
+uint64_t LocalJob::segment_bytes() const {
+  uint64_t bytes = weights_->size_bytes();
+  for (const auto& slot : slots_) bytes += slot->size_bytes();
+  return bytes;
+}
+
+std::span<const std::byte> LocalJob::gradients(LocalRank rank) const {
+  return slots_[rank.value()]->gradients()->bytes();
+}
+
+std::span<std::byte> LocalJob::weights() { return weights_->bytes(); }
+
+int LocalJob::buckets_pushed(LocalRank rank) const {
+  return open_.has_value() ? slot(rank).CountTaken(open_->word()) : 0;
+}
+
+std::string LocalJob::Missing() const {
+  std::vector<std::string> missing;
+  for (int i = 0; i < local_world_size(); ++i) {
+    const Slot& slot = *slots_[i];
+    const int rank = RankOf(LocalRank(i)).value();
+    const int64_t pid = slot.identity().pid;
+    if (slot.state() == SlotState::kAttached) {
+      missing.push_back(
+          absl::StrCat("rank ", rank, " (pid ", pid, ") has not begun"));
+    } else if (slot.is_free() && pid != 0) {
+      missing.push_back(
+          absl::StrCat("rank ", rank, " (last pid ", pid, ") is gone"));
+    } else if (slot.is_free()) {
+      missing.push_back(absl::StrCat("rank ", rank, " has not attached"));
+    }
+    if (missing.size() == 8 && i + 1 < local_world_size()) {
+      missing.push_back("and maybe more");
+      break;
+    }
+  }
+  return absl::StrJoin(missing, ", ");
+}
+
+// ---- The engine's port. ----
+
+void LocalJob::Open(Generation generation, Step step) {
+  if (is_failed_) return;
+  const bool is_first = !open_.has_value();
+  open_ = OpenStep{generation, step};
+  if (is_first) {
+    const uint64_t before =
+        proto::SequenceWord(generation.value(), step.value() - 1);
+    std::fill(consumed_.begin(), consumed_.end(), before);
+    std::fill(published_.begin(), published_.end(), before);
+  }
+  for (const auto& slot : slots_) {
+    if (!slot->is_occupied()) continue;
+    if (is_first) {
+      StoreState(*slot);
+    } else {
+      slot->view().StoreOpen(generation, step);
+    }
+  }
+  StorePendingAbort();
+  WakeLater();
+  for (int i = 0; i < local_world_size(); ++i) AnswerBegin(LocalRank(i));
+  // What was pushed before this opened rang its doorbell already.
+  for (int i = 0; i < local_world_size(); ++i) {
+    if (slots_[i]->is_occupied()) ScanSlot(LocalRank(i));
+  }
+}
+
+void LocalJob::Consumed(BucketId bucket, Generation generation, Step step) {
+  const uint64_t word = proto::SequenceWord(generation.value(), step.value());
+  consumed_[bucket.value()] = word;
+  for (const auto& slot : slots_) {
+    if (slot->is_occupied()) slot->view().StoreConsumed(bucket, word);
+  }
+  WakeLater();
+}
+
+void LocalJob::Published(BucketId bucket, Generation generation, Step step) {
+  const uint64_t word = proto::SequenceWord(generation.value(), step.value());
+  published_[bucket.value()] = word;
+  for (const auto& slot : slots_) {
+    if (slot->is_occupied()) slot->view().StorePublished(bucket, word);
+  }
+  WakeLater();
+}
+
+void LocalJob::Committed(const ipc::StepReport& report) {
+  const uint64_t word =
+      proto::SequenceWord(report.generation.value(), report.step.value());
+  optimizer_step_ = report.optimizer_step;
+  for (const auto& slot : slots_) slot->CommitInput(word);
+  // All ranks agree on the groups, so the first slot speaks for all.
+  const std::vector<proto::GroupValues>& values = slots_[0]->groups();
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    groups_[i] = FromValues(values[i]);
+  }
+  Finished(report);
+}
+
+void LocalJob::Finished(const ipc::StepReport& report) {
+  reports_[report.step.value() & 1] = report;
+  for (const auto& slot : slots_) {
+    if (slot->is_occupied()) slot->view().StoreCommitted(report);
+  }
+  WakeLater();
+}
+
+void LocalJob::Aborted(Step step, Generation next, const absl::Status& why) {
+  if (is_failed_ || !open_.has_value()) return;
+  last_failure_ = why.ToString();
+  const Generation failed(
+      next == open_->generation ? next.value() - 1 : open_->generation.value());
+  pending_abort_ =
+      PendingAbort{proto::SequenceWord(failed.value(), step.value()), why};
+  // A worker looks at `open` when it sees the failure: both go out together.
+  if (next == open_->generation) StorePendingAbort();
+}
+
+void LocalJob::StorePendingAbort() {
+  if (!pending_abort_.has_value()) return;
+  for (const auto& slot : slots_) {
+    if (!slot->is_occupied()) continue;
+    slot->view().StoreFailure(pending_abort_->why.code(), /*is_fatal=*/false,
+                              pending_abort_->word,
+                              std::string(pending_abort_->why.message()));
+  }
+  pending_abort_.reset();
+  WakeLater();
+}
+
+// ---- The workers' side. ----
+
+absl::StatusOr<AttachReply> LocalJob::Attach(LocalRank rank, WorkerLink* link,
+                                             bool has_initial_values) {
+  Slot& slot = *slots_[rank.value()];
+  const int global = RankOf(rank).value();
+  if (is_failed_) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "job ", base::Quoted(spec_.name), " has failed: ", last_failure_));
+  }
+  if (slot.state() == SlotState::kClosed) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "rank ", global, " has closed job ", base::Quoted(spec_.name), "; ",
+        local_world_size() - num_closed(), " of ", local_world_size(),
+        " workers have not closed it yet"));
+  }
+  if (!slot.is_free()) {
+    return absl::AlreadyExistsError(
+        absl::StrCat("rank ", global, " of job ", base::Quoted(spec_.name),
+                     " is attached already, by pid ", slot.identity().pid));
+  }
+  const bool needs_initial = !has_begun() && global == 0;
+  if (needs_initial && !has_initial_values) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "no weights of job ", base::Quoted(spec_.name),
+        " are held here: rank 0 must give the tensors' initial values"));
+  }
+  RETURN_IF_ERROR(slot.Occupy(link, open_.has_value() ? open_->word() : 0));
+  if (has_begun()) StoreState(slot);
+  if (absl::Status status = SendSegments(rank, needs_initial); !status.ok()) {
+    slot.Vacate();
+    return status;
+  }
+  return AttachReply{link->identity().incarnation, &layout_,
+                     needs_initial ? weights_->size_bytes() : 0, has_begun()};
+}
+
+absl::Status LocalJob::SendSegments(LocalRank rank, bool needs_initial) {
+  Slot& slot = *slots_[rank.value()];
+  WorkerLink* const link = slot.link();
+  RETURN_IF_ERROR(
+      link->SendSegment(proto::SegmentKind::kControlBlock, *slot.control()));
+  RETURN_IF_ERROR(
+      link->SendSegment(proto::SegmentKind::kGradients, *slot.gradients()));
+  RETURN_IF_ERROR(link->SendSegment(proto::SegmentKind::kWeights, *weights_));
+  if (!needs_initial) return absl::OkStatus();
+  ASSIGN_OR_RETURN(auto initial, device_->AllocateShared(
+                                     weights_->size_bytes(),
+                                     absl::StrCat(spec_.name, "-initial")));
+  RETURN_IF_ERROR(link->SendSegment(proto::SegmentKind::kInitial, *initial));
+  slot.set_initial(std::move(initial));
+  return absl::OkStatus();
+}
+
+void LocalJob::StoreState(Slot& slot) {
+  ipc::ControlBlockView& view = slot.view();
+  for (size_t b = 0; b < published_.size(); ++b) {
+    view.StoreConsumed(BucketId(b), consumed_[b]);
+    view.StorePublished(BucketId(b), published_[b]);
+  }
+  // The older record first: `committed` must end at the newer one.
+  const int older = (open_->step.value() - 2) & 1;
+  for (const int i : {older, 1 - older}) {
+    if (reports_[i].has_value()) view.StoreCommitted(*reports_[i]);
+  }
+  view.StoreOpen(open_->generation, open_->step);
+}
+
+void LocalJob::Begin(LocalRank rank, BeginDone done) {
+  Slot& slot = *slots_[rank.value()];
+  const bool is_first = slot.state() == SlotState::kAttached;
+  if ((!is_first && slot.state() != SlotState::kReady) || slot.begin_done) {
+    std::move(done)(absl::FailedPreconditionError(absl::StrCat(
+        "rank ", RankOf(rank).value(), " is ", std::string(Name(slot.state())),
+        slot.begin_done ? " and waits in another Begin" : "; attach first")));
+    return;
+  }
+  if (const auto initial = slot.TakeInitial();
+      initial != nullptr && !has_begun()) {
+    std::memcpy(weights_->bytes().data(), initial->bytes().data(),
+                weights_->size_bytes());
+  }
+  slot.MakeReady();
+  slot.begin_done = std::move(done);
+  AnswerBegin(rank);
+  if (is_first && all_ready() && !is_failed_) observer_->OnAllReady();
+}
+
+void LocalJob::AnswerBegin(LocalRank rank) {
+  Slot& slot = *slots_[rank.value()];
+  if (!slot.begin_done || !open_.has_value()) return;
+  if (pending_abort_.has_value()) return;  // the next Open answers
+  BeginReply reply;
+  reply.generation = open_->generation;
+  reply.open_step = open_->step;
+  reply.weight_version = WeightVersion(open_->step.value() - 1);
+  reply.optimizer_step = optimizer_step_;
+  reply.cursor = slot.cursor();
+  reply.groups = groups_;
+  for (size_t b = 0; b < published_.size(); ++b) {
+    if (slot.IsTaken(BucketId(b), open_->word())) {
+      reply.pushed_buckets.push_back(static_cast<int32_t>(b));
+    }
+  }
+  std::exchange(slot.begin_done, nullptr)(std::move(reply));
+}
+
+bool LocalJob::CancelBegin(LocalRank rank, const absl::Status& status) {
+  Slot& slot = *slots_[rank.value()];
+  if (!slot.begin_done) return false;
+  std::exchange(slot.begin_done, nullptr)(status);
+  return true;
+}
+
+void LocalJob::OnDoorbell(LocalRank rank) {
+  if (slots_[rank.value()]->is_occupied()) ScanSlot(rank);
+}
+
+void LocalJob::ScanSlot(LocalRank rank) {
+  if (is_failed_ || !open_.has_value() || pending_abort_.has_value()) return;
+  Slot& slot = *slots_[rank.value()];
+  // `pushed` words first: a worker stores its step input before the last of
+  // them, so whoever has seen that one also finds the input.
+  const uint64_t word = open_->word();
+  std::vector<BucketId> pushed = std::exchange(scratch_, {});
+  pushed.clear();
+  slot.TakePushed(word, &pushed);
+  TakeInput(rank);
+  for (const BucketId bucket : pushed) {
+    // An observer may have ended the step, or the job, meanwhile.
+    if (is_failed_ || open_->word() != word) break;
+    observer_->OnPushed(rank, bucket);
+  }
+  scratch_ = std::move(pushed);
+}
+
+void LocalJob::TakeInput(LocalRank rank) {
+  Slot& slot = *slots_[rank.value()];
+  const absl::StatusOr<bool> is_new = slot.TakeInput(open_->word());
+  absl::Status status = is_new.status();
+  if (status.ok()) {
+    if (!*is_new) return;
+    status =
+        CheckGroups(spec_.optimizer, AnyMomentum(spec_.groups), slot.groups());
+  }
+  if (status.ok()) {
+    observer_->OnStepInput(rank, slot.groups(), slot.open_cursor());
+    return;
+  }
+  observer_->OnStepInputRefused(
+      rank, absl::Status(status.code(),
+                         absl::StrCat("rank ", RankOf(rank).value(), ", step ",
+                                      open_->step.value(), ": ",
+                                      std::string(status.message()))));
+}
+
+void LocalJob::OnLinkGone(LocalRank rank, const absl::Status& why) {
+  Slot& slot = *slots_[rank.value()];
+  CancelBegin(rank, why.ok() ? absl::CancelledError("the worker left") : why);
+  const bool was_closed = slot.state() == SlotState::kClosed;
+  slot.Vacate();
+  if (!was_closed && !is_failed_ && observer_ != nullptr) {
+    observer_->OnWorkerLost(rank, why);
+  }
+}
+
+void LocalJob::Close(LocalRank rank) {
+  Slot& slot = *slots_[rank.value()];
+  if (slot.state() == SlotState::kClosed) return;
+  CancelBegin(rank, absl::CancelledError("the worker closed the job"));
+  slot.Close();
+  if (num_closed() == local_world_size()) observer_->OnAllClosed();
+}
+
+void LocalJob::Fail(const absl::Status& why) {
+  if (is_failed_) return;
+  is_failed_ = true;
+  last_failure_ = why.ToString();
+  const uint64_t word = open_.has_value() ? open_->word() : 0;
+  for (const auto& slot : slots_) {
+    if (!slot->is_occupied()) continue;
+    slot->view().StoreFailure(why.code(), /*is_fatal=*/true, word,
+                              std::string(why.message()));
+  }
+  WakeNow();
+  for (int i = 0; i < local_world_size(); ++i) {
+    CancelBegin(LocalRank(i), why);
+  }
+}
+
+void LocalJob::WakeLater() {
+  if (is_wake_posted_) return;
+  is_wake_posted_ = true;
+  executor_->Post([this, alive = std::weak_ptr<bool>(alive_)] {
+    if (alive.lock() != nullptr) WakeNow();
+  });
+}
+
+void LocalJob::WakeNow() {
+  is_wake_posted_ = false;
+  for (const auto& slot : slots_) {
+    if (!slot->is_occupied()) continue;
+    slot->view().Wake();
+    slot->link()->OnWake();
+  }
+}
+
+}  // namespace ballast::session

@@ -1,0 +1,414 @@
+#include "server/session/sessions.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/base/names.h"
+#include "server/base/status_macros.h"
+
+namespace ballast::session {
+
+Sessions::Sessions(Options options, device::Device* device,
+                   base::Executor* executor, JobHost* host)
+    : options_(options),
+      device_(device),
+      executor_(executor),
+      host_(host),
+      alive_(std::make_shared<bool>(true)) {}
+
+Sessions::~Sessions() {
+  for (const auto& [name, job] : jobs_) executor_->Cancel(job->timer);
+  for (const auto& [key, connection] : connections_) {
+    executor_->Cancel(connection->begin_timer);
+  }
+}
+
+// ---- Connections. ----
+
+void Sessions::OnConnected(Key key, std::unique_ptr<WorkerLink> link) {
+  auto connection = std::make_unique<Connection>();
+  connection->link = std::move(link);
+  connections_[std::move(key)] = std::move(connection);
+}
+
+void Sessions::OnDoorbell(const Key& key) {
+  const auto connection = LookupAttached(key);
+  if (!connection.ok()) return;
+  (*connection)->job->local->OnDoorbell((*connection)->rank);
+}
+
+void Sessions::OnDisconnected(const Key& key, const absl::Status& why) {
+  const auto it = connections_.find(key);
+  if (it == connections_.end()) return;
+  const std::unique_ptr<Connection> connection = std::move(it->second);
+  connections_.erase(it);
+  executor_->Cancel(connection->begin_timer);
+  Leave(connection.get(), why);
+}
+
+absl::StatusOr<Sessions::Connection*> Sessions::Lookup(const Key& key) {
+  const auto it = connections_.find(key);
+  if (it == connections_.end()) {
+    return absl::FailedPreconditionError(
+        "this connection has no lease (any more): connect again");
+  }
+  return it->second.get();
+}
+
+absl::StatusOr<Sessions::Connection*> Sessions::LookupAttached(const Key& key) {
+  ASSIGN_OR_RETURN(Connection * connection, Lookup(key));
+  if (connection->job == nullptr) {
+    return absl::FailedPreconditionError(
+        "this connection is attached to no job");
+  }
+  return connection;
+}
+
+absl::StatusOr<LocalJob*> Sessions::JobOf(const Key& key) {
+  ASSIGN_OR_RETURN(Connection * connection, LookupAttached(key));
+  return connection->job->local.get();
+}
+
+// ---- Attach. ----
+
+absl::StatusOr<AttachReply> Sessions::Attach(const Key& key,
+                                             AttachRequest request) {
+  ASSIGN_OR_RETURN(Connection * connection, Lookup(key));
+  RETURN_IF_ERROR(accepting_);
+  if (connection->job != nullptr) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("this connection is attached to job ",
+                     base::Quoted(connection->job->local->spec().name)));
+  }
+  if (request.job.bucket_bytes == 0) {
+    request.job.bucket_bytes = options_.default_bucket_bytes;
+  }
+  RETURN_IF_ERROR(CheckRequest(request));
+  if (const auto it = jobs_.find(request.job.name); it != jobs_.end()) {
+    return AttachTo(it->second.get(), connection, request);
+  }
+  if (request.resume == Resume::kMust) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("no job ", base::Quoted(request.job.name),
+                     " is held here, and resume=\"must\" starts none"));
+  }
+  ASSIGN_OR_RETURN(Job * job,
+                   CreateJob(request, connection->link->identity().uid));
+  auto reply = AttachTo(job, connection, request);
+  if (!reply.ok()) End(job, reply.status());
+  return reply;
+}
+
+absl::Status Sessions::CheckRequest(const AttachRequest& request) const {
+  RETURN_IF_ERROR(CheckPlacement(request.placement, options_.limits));
+  if (request.placement.num_nodes() > 1 && !options_.allow_many_nodes) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "world_size ", request.placement.world_size,
+        " is not local_world_size ", request.placement.local_world_size,
+        ": jobs over several nodes come with the link between nodes"));
+  }
+  return CheckSpec(request.job, options_.limits);
+}
+
+absl::Status Sessions::CheckMember(const Job& job, const Connection& connection,
+                                   const AttachRequest& request) const {
+  const LocalJob& local = *job.local;
+  const std::string name = base::Quoted(local.spec().name);
+  if (job.is_ending) {
+    return absl::UnavailableError(
+        absl::StrCat("job ", name, " is just ending: try again"));
+  }
+  const uint32_t uid = connection.link->identity().uid;
+  if (uid != job.uid && uid != 0) {
+    return absl::PermissionDeniedError(
+        absl::StrCat("job ", name, " belongs to another user"));
+  }
+  const layout::Topology& topology = local.layout().topology();
+  const Placement& placement = request.placement;
+  if (placement.world_size != topology.world_size() ||
+      placement.local_world_size != topology.local_world_size ||
+      placement.node_rank != local.node()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "world_size / local_world_size / node_rank are ", placement.world_size,
+        " / ", placement.local_world_size, " / ", placement.node_rank.value(),
+        " here, ", topology.world_size(), " / ", topology.local_world_size,
+        " / ", local.node().value(), " on the ranks of job ", name,
+        " that are attached"));
+  }
+  std::string difference = Difference(local.spec(), request.job);
+  if (difference.empty() && !local.has_begun()) {
+    difference = GroupDifference(local.spec(), request.job);
+  }
+  if (!difference.empty()) return absl::InvalidArgumentError(difference);
+  if (local.has_begun() && request.resume == Resume::kNever) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "job ", name, " is held here, and resume=\"never\" does not go on ",
+        "with it: end it, or take another name"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<AttachReply> Sessions::AttachTo(Job* job, Connection* connection,
+                                               const AttachRequest& request) {
+  RETURN_IF_ERROR(CheckMember(*job, *connection, request));
+  ASSIGN_OR_RETURN(
+      const AttachReply reply,
+      job->local->Attach(request.placement.local_rank, connection->link.get(),
+                         request.has_initial_values));
+  connection->job = job;
+  connection->rank = request.placement.local_rank;
+  ++attaches_;
+  if (job->local->has_begun() && job->local->num_missing() == 0) {
+    executor_->Cancel(std::exchange(job->timer, 0));
+  }
+  return reply;
+}
+
+absl::StatusOr<layout::Layout> Sessions::MakeLayout(
+    const AttachRequest& request) const {
+  const Placement& placement = request.placement;
+  const uint64_t least = LeastBytes(request.job, placement.local_world_size);
+  RETURN_IF_ERROR(CheckRoom(least, request.job.name));
+  layout::Options options;
+  options.bucket_bytes = request.job.bucket_bytes;
+  options.chunk_bytes = options_.chunk_bytes;
+  options.max_tensors = options_.limits.max_tensors;
+  ASSIGN_OR_RETURN(layout::Layout layout,
+                   layout::Layout::Create(
+                       request.job.tensors,
+                       {placement.num_nodes(), placement.local_world_size},
+                       static_cast<int>(request.job.groups.size()), options));
+  if (layout.trainable_elements() == 0) {
+    return absl::InvalidArgumentError(
+        "no tensor of the job has an element to train");
+  }
+  return layout;
+}
+
+absl::Status Sessions::CheckRoom(uint64_t size_bytes,
+                                 const std::string& name) const {
+  const Limits& limits = options_.limits;
+  if (limits.max_job_bytes != 0 && size_bytes > limits.max_job_bytes) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("job ", base::Quoted(name), " needs at least ", size_bytes,
+                     " bytes on this node, above limits.max_job_bytes = ",
+                     limits.max_job_bytes));
+  }
+  const uint64_t used = bytes();
+  const uint64_t all = limits.max_total_bytes;
+  if (all != 0 && size_bytes > all - std::min(used, all)) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("job ", base::Quoted(name), " needs at least ", size_bytes,
+                     " bytes on this node; ", used,
+                     " are in use of limits.max_total_bytes = ", all));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Sessions::Job*> Sessions::CreateJob(const AttachRequest& request,
+                                                   uint32_t uid) {
+  const std::string& name = request.job.name;
+  if (static_cast<int>(jobs_.size()) >= options_.limits.max_jobs) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "this daemon has ", jobs_.size(),
+        " jobs, its limits.max_jobs: no room for job ", base::Quoted(name)));
+  }
+  ASSIGN_OR_RETURN(layout::Layout layout, MakeLayout(request));
+  auto job = std::make_unique<Job>();
+  job->uid = uid;
+  job->need = EstimateMemory(request.job, layout, request.placement.node_rank,
+                             options_.compute_threads);
+  RETURN_IF_ERROR(CheckRoom(job->need.total(), name));
+  ASSIGN_OR_RETURN(job->local, LocalJob::Create(device_, executor_, request.job,
+                                                std::move(layout),
+                                                request.placement.node_rank));
+  ASSIGN_OR_RETURN(JobObserver * observer, host_->StartJob(job->local.get()));
+  job->local->set_observer(observer);
+  Job* const result = job.get();
+  jobs_[name] = std::move(job);
+  ArmTimer(result, options_.join_timeout);
+  return result;
+}
+
+// ---- The other calls. ----
+
+void Sessions::Begin(const Key& key, absl::Duration timeout, BeginDone done) {
+  const auto found = LookupAttached(key);
+  if (!found.ok()) {
+    std::move(done)(found.status());
+    return;
+  }
+  Connection* const connection = *found;
+  executor_->Cancel(std::exchange(connection->begin_timer, 0));
+  if (timeout < absl::InfiniteDuration()) {
+    connection->begin_timer = executor_->PostAfter(
+        timeout, [this, key, alive = std::weak_ptr<bool>(alive_)] {
+          if (alive.lock() != nullptr) OnBeginTimer(key);
+        });
+  }
+  connection->job->local->Begin(connection->rank, std::move(done));
+}
+
+void Sessions::OnBeginTimer(const Key& key) {
+  const auto connection = LookupAttached(key);
+  if (!connection.ok()) return;
+  LocalJob& local = *(*connection)->job->local;
+  const std::string missing = local.Missing();
+  local.CancelBegin(
+      (*connection)->rank,
+      absl::DeadlineExceededError(absl::StrCat(
+          "job ", base::Quoted(local.spec().name), " does not run yet: ",
+          missing.empty() ? "all workers of this node are here, but the "
+                            "first weights are not"
+                          : missing)));
+}
+
+absl::Status Sessions::Detach(const Key& key) {
+  ASSIGN_OR_RETURN(Connection * connection, LookupAttached(key));
+  Leave(connection, absl::CancelledError("the worker detached"));
+  return absl::OkStatus();
+}
+
+absl::Status Sessions::Close(const Key& key) {
+  ASSIGN_OR_RETURN(Connection * connection, LookupAttached(key));
+  Job* const job = connection->job;
+  job->local->Close(connection->rank);
+  if (job->local->num_closed() == job->local->local_world_size()) {
+    End(job, absl::OkStatus());
+  } else {
+    EndIfAbandoned(job, absl::OkStatus());
+  }
+  return absl::OkStatus();
+}
+
+void Sessions::Leave(Connection* connection, const absl::Status& why) {
+  Job* const job = std::exchange(connection->job, nullptr);
+  if (job == nullptr) return;
+  LocalJob& local = *job->local;
+  local.OnLinkGone(connection->rank, why);
+  EndIfAbandoned(job, why);
+  if (job->is_ending || !local.has_begun() || local.num_missing() == 0) return;
+  const absl::Duration hold = local.spec().hold;
+  ArmTimer(job, hold > absl::ZeroDuration() ? hold : options_.default_hold);
+}
+
+void Sessions::EndIfAbandoned(Job* job, const absl::Status& why) {
+  const LocalJob& local = *job->local;
+  if (job->is_ending || local.num_attached() > 0) return;
+  const std::string name = base::Quoted(local.spec().name);
+  if (local.num_closed() > 0) {
+    End(job, absl::CancelledError(
+                 absl::StrCat("some workers of job ", name,
+                              " closed it, the others left without")));
+  } else if (!local.has_begun()) {
+    End(job, absl::CancelledError(absl::StrCat(
+                 "all workers of job ", name,
+                 " left before it began: ", std::string(why.message()))));
+  }
+}
+
+// ---- The life of jobs. ----
+
+void Sessions::ArmTimer(Job* job, absl::Duration delay) {
+  executor_->Cancel(job->timer);
+  job->timer =
+      executor_->PostAfter(delay, [this, name = job->local->spec().name,
+                                   alive = std::weak_ptr<bool>(alive_)] {
+        if (alive.lock() != nullptr) OnTimer(name);
+      });
+}
+
+void Sessions::OnTimer(const std::string& name) {
+  const auto it = jobs_.find(name);
+  if (it == jobs_.end() || it->second->is_ending) return;
+  Job* const job = it->second.get();
+  job->timer = 0;
+  const std::string missing = job->local->Missing();
+  if (!job->local->has_begun()) {
+    End(job, absl::DeadlineExceededError(
+                 absl::StrCat("job ", base::Quoted(name),
+                              " did not start within jobs.join_timeout = ",
+                              absl::FormatDuration(options_.join_timeout), ": ",
+                              missing.empty() ? "no first weights" : missing)));
+  } else if (job->local->num_missing() > 0) {
+    End(job, absl::UnavailableError(
+                 absl::StrCat("job ", base::Quoted(name),
+                              " was held as long as it may be: ", missing)));
+  }
+}
+
+Sessions::Job* Sessions::JobOfLocal(const LocalJob* local) {
+  for (const auto& [name, job] : jobs_) {
+    if (job->local.get() == local) return job.get();
+  }
+  return nullptr;
+}
+
+void Sessions::FailJob(LocalJob* local, const absl::Status& why) {
+  if (Job* const job = JobOfLocal(local); job != nullptr) End(job, why);
+}
+
+void Sessions::End(Job* job, const absl::Status& why) {
+  if (job->is_ending) return;
+  job->is_ending = true;
+  executor_->Cancel(std::exchange(job->timer, 0));
+  LocalJob* const local = job->local.get();
+  if (!why.ok()) local->Fail(why);
+  ReleaseConnections(job, why);
+  // The host may answer from inside one of this job's own functions: the job
+  // is deleted from the executor.
+  host_->EndJob(local, why, [this, local, alive = std::weak_ptr<bool>(alive_)] {
+    if (alive.lock() == nullptr) return;
+    executor_->Post([this, local, alive] {
+      if (alive.lock() != nullptr) Delete(local);
+    });
+  });
+}
+
+void Sessions::ReleaseConnections(Job* job, const absl::Status& why) {
+  std::vector<Key> leaving;
+  for (const auto& [key, connection] : connections_) {
+    if (connection->job == job) leaving.push_back(key);
+  }
+  for (const Key& key : leaving) {
+    Connection* const connection = connections_[key].get();
+    connection->job = nullptr;
+    job->local->OnLinkGone(connection->rank, why);
+    // After a Close the connection stays: its reply is still on the way.
+    if (why.ok()) continue;
+    executor_->Cancel(connection->begin_timer);
+    connection->link->Close(why);
+    connections_.erase(key);
+  }
+}
+
+void Sessions::Delete(LocalJob* local) {
+  if (JobOfLocal(local) == nullptr) return;
+  jobs_.erase(std::string(local->spec().name));
+}
+
+void Sessions::StopAccepting(absl::Status why) { accepting_ = std::move(why); }
+
+void Sessions::FailAll(const absl::Status& why) {
+  for (LocalJob* const job : jobs()) FailJob(job, why);
+}
+
+std::vector<LocalJob*> Sessions::jobs() const {
+  std::vector<LocalJob*> jobs;
+  for (const auto& [name, job] : jobs_) jobs.push_back(job->local.get());
+  return jobs;
+}
+
+LocalJob* Sessions::Find(std::string_view name) const {
+  const auto it = jobs_.find(std::string(name));
+  return it == jobs_.end() ? nullptr : it->second->local.get();
+}
+
+uint64_t Sessions::bytes() const {
+  uint64_t total = 0;
+  for (const auto& [name, job] : jobs_) total += job->need.total();
+  return total;
+}
+
+}  // namespace ballast::session
