@@ -1,29 +1,12 @@
 #include "server/engine/group_values.h"
 
+#include <cstring>
+#include <string>
+
 #include "absl/strings/str_cat.h"
 #include "proto/group_values.h"
 
 namespace ballast::engine {
-namespace {
-
-absl::Status CheckTwo(const GroupList& a, const GroupList& b, Rank rank_a,
-                      Rank rank_b) {
-  if (a.size() != b.size()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "rank ", rank_a.value(), " has ", a.size(), " param groups but rank ",
-        rank_b.value(), " has ", b.size()));
-  }
-  for (size_t g = 0; g < a.size(); ++g) {
-    const proto::GroupField* field = proto::FirstDifference(a[g], b[g]);
-    if (field == nullptr) continue;
-    return absl::InvalidArgumentError(
-        proto::DescribeDifference(static_cast<int>(g), *field, a[g],
-                                  rank_a.value(), b[g], rank_b.value()));
-  }
-  return absl::OkStatus();
-}
-
-}  // namespace
 
 v1::StepGroup ToStepGroup(const proto::GroupValues& values) {
   v1::StepGroup group;
@@ -49,13 +32,43 @@ kernels::HyperParameters ToHyperParameters(const v1::StepGroup& group) {
           .nesterov = group.nesterov() != 0};
 }
 
-absl::Status CheckRanksAgree(std::span<const GroupList> by_rank, Rank first) {
-  for (size_t l = 1; l < by_rank.size(); ++l) {
-    const Rank rank(first.value() + static_cast<int32_t>(l));
-    const absl::Status same = CheckTwo(by_rank[0], by_rank[l], first, rank);
-    if (!same.ok()) return same;
+absl::Status CheckAgree(const GroupList& a, Rank rank_a, const GroupList& b,
+                        Rank rank_b) {
+  if (a.size() != b.size()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "rank ", rank_a.value(), " has ", a.size(), " param groups but rank ",
+        rank_b.value(), " has ", b.size()));
+  }
+  for (size_t g = 0; g < a.size(); ++g) {
+    const proto::GroupField* field = proto::FirstDifference(a[g], b[g]);
+    if (field == nullptr) continue;
+    return absl::InvalidArgumentError(proto::DescribeDifference(
+        static_cast<int>(g), *field, a[g], rank_a.value(), b[g],
+        rank_b.value()));
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<kernels::StepScalars>> ParseScalars(
+    const v1::Commit& commit, size_t num_groups) {
+  const size_t num_scalars = commit.skipped() ? 0 : num_groups;
+  if (static_cast<size_t>(commit.groups_size()) != num_groups ||
+      static_cast<size_t>(commit.scalars_size()) != num_scalars) {
+    return absl::DataLossError(absl::StrCat(
+        "the commit of step ", commit.step(), " has ", commit.groups_size(),
+        " groups and ", commit.scalars_size(), " scalars instead of ",
+        num_groups, " and ", num_scalars));
+  }
+  std::vector<kernels::StepScalars> scalars;
+  for (const std::string& bytes : commit.scalars()) {
+    if (bytes.size() != sizeof(kernels::StepScalars)) {
+      return absl::DataLossError(
+          absl::StrCat("the commit of step ", commit.step(), " has ",
+                       bytes.size(), " bytes of scalars"));
+    }
+    std::memcpy(&scalars.emplace_back(), bytes.data(), bytes.size());
+  }
+  return scalars;
 }
 
 }  // namespace ballast::engine

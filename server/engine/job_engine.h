@@ -37,14 +37,14 @@
 namespace ballast::engine {
 
 struct Parts {
-  const layout::Layout* layout;
+  const layout::Layout* layout = nullptr;
   NodeRank node;
-  const base::Clock* clock;
-  optimizer::ShardState* state;
-  optimizer::Optimizer* optimizer;
-  WorkerPort* workers;
-  MemberPort* members;
-  metrics::JobMetrics* metrics;  // null: none
+  const base::Clock* clock = nullptr;
+  optimizer::ShardState* state = nullptr;
+  optimizer::Optimizer* optimizer = nullptr;
+  WorkerPort* workers = nullptr;
+  MemberPort* members = nullptr;
+  metrics::JobMetrics* metrics = nullptr;  // null: none
 };
 
 struct Counts {

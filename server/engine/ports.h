@@ -50,7 +50,8 @@ class WorkerPort {
   // the final seconds before the last Published (the record is then complete).
   virtual void Committed(const StepSummary& summary) = 0;
   virtual void Finished(const StepSummary& summary) = 0;
-  // The step is void and open again in `next`; `why` says what to mend.
+  // The step is void and will be open again in `next` (Open follows); `why`
+  // says what to mend.
   virtual void Aborted(Step step, Generation next, const absl::Status& why) = 0;
 };
 

@@ -1,0 +1,146 @@
+// Neighbours of an engine that do nothing but remember, in order, what they
+// were asked: `log` is one line per call, of all of them.
+#ifndef SERVER_ENGINE_FAKE_NEIGHBOURS_H_
+#define SERVER_ENGINE_FAKE_NEIGHBOURS_H_
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "server/base/clock.h"
+#include "server/collective/collective.h"
+#include "server/engine/ports.h"
+#include "server/optimizer/optimizer.h"
+
+namespace ballast::engine {
+
+using CallLog = std::vector<std::string>;
+
+class ManualClock final : public base::Clock {
+ public:
+  absl::Time Now() const override { return now_; }
+  void Advance(absl::Duration by) { now_ += by; }
+
+ private:
+  absl::Time now_ = absl::UnixEpoch();
+};
+
+class FakeWorkers final : public WorkerPort {
+ public:
+  explicit FakeWorkers(CallLog* log) : log_(log) {}
+  void Open(Generation generation, Step step) override {
+    log_->push_back(absl::StrCat("open ", generation.value(), "/",
+                                 step.value()));
+  }
+  void Consumed(BucketId bucket, Generation, Step step) override {
+    log_->push_back(absl::StrCat("consumed ", bucket.value(), "@",
+                                 step.value()));
+  }
+  void Published(BucketId bucket, Generation, Step step) override {
+    log_->push_back(absl::StrCat("published ", bucket.value(), "@",
+                                 step.value()));
+  }
+  void Committed(const StepSummary& summary) override {
+    log_->push_back(absl::StrCat("committed ", summary.step.value()));
+  }
+  void Finished(const StepSummary& summary) override {
+    log_->push_back(absl::StrCat("finished ", summary.step.value()));
+  }
+  void Aborted(Step step, Generation next, const absl::Status& why) override {
+    log_->push_back(absl::StrCat("aborted ", step.value(), " next ",
+                                 next.value(), ": ", why.message()));
+  }
+
+ private:
+  CallLog* const log_;
+};
+
+class FakeMembers final : public MemberPort {
+ public:
+  explicit FakeMembers(CallLog* log) : log_(log) {}
+  void CastVote(const v1::Vote& vote) override {
+    log_->push_back(absl::StrCat("vote ", vote.step()));
+    votes.push_back(vote);
+  }
+  void Leave(const absl::Status& why) override {
+    log_->push_back(absl::StrCat("leave: ", why.message()));
+  }
+
+  std::vector<v1::Vote> votes;
+
+ private:
+  CallLog* const log_;
+};
+
+class FakeCollective final : public collective::Collective {
+ public:
+  explicit FakeCollective(CallLog* log) : log_(log) {}
+  void StartReduce(BucketId bucket, Step step) override {
+    log_->push_back(absl::StrCat("reduce ", bucket.value(), "@",
+                                 step.value()));
+  }
+  void StartPublish(BucketId bucket, Step step) override {
+    log_->push_back(absl::StrCat("publish ", bucket.value(), "@",
+                                 step.value()));
+  }
+  void StartBroadcast(NodeRank) override { log_->push_back("broadcast"); }
+  void Cancel(absl::AnyInvocable<void() &&> done) override {
+    std::move(done)();
+  }
+  collective::ByteCounts byte_counts() const override { return bytes; }
+
+  collective::ByteCounts bytes;
+
+ private:
+  CallLog* const log_;
+};
+
+class FakeOptimizer final : public optimizer::Optimizer {
+ public:
+  explicit FakeOptimizer(CallLog* log) : log_(log) {}
+  absl::Status BeginStep(
+      Generation, Step step,
+      std::span<const kernels::StepScalars> scalars) override {
+    log_->push_back(absl::StrCat("begin ", step.value(), " with ",
+                                 scalars.size(), " scalars"));
+    return begin_status;
+  }
+  void StartUpdate(BucketId bucket) override {
+    log_->push_back(absl::StrCat("update ", bucket.value()));
+  }
+  void InitializeFromWeights() override {}
+
+  absl::Status begin_status;
+
+ private:
+  CallLog* const log_;
+};
+
+class FakeState final : public optimizer::ShardState {
+ public:
+  explicit FakeState(CallLog* log) : log_(log) {}
+  kernels::OptimizerKind kind() const override {
+    return kernels::OptimizerKind::kSgd;
+  }
+  int num_moments() const override { return 0; }
+  std::span<float> master() override { return {}; }
+  std::span<float> moment(int) override { return {}; }
+  std::span<float> gradient() override { return {}; }
+  uint64_t size_bytes() const override { return 0; }
+  const optimizer::Scalars& scalars() const override { return scalars_; }
+  absl::Status Commit(optimizer::Scalars scalars) override {
+    log_->push_back(absl::StrCat("record ", scalars.step.value()));
+    scalars_ = std::move(scalars);
+    return absl::OkStatus();
+  }
+
+ private:
+  CallLog* const log_;
+  optimizer::Scalars scalars_;
+};
+
+}  // namespace ballast::engine
+
+#endif  // SERVER_ENGINE_FAKE_NEIGHBOURS_H_

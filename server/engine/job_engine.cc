@@ -1,0 +1,350 @@
+#include "server/engine/job_engine.h"
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/exact_sum.h"
+#include "server/engine/contributions.h"
+#include "server/engine/group_values.h"
+#include "server/engine/step_clock.h"
+#include "server/engine/step_metrics.h"
+
+namespace ballast::engine {
+namespace {
+
+enum class BucketStage {
+  kCollecting,
+  kReducing,
+  kReduced,
+  kUpdating,
+  kPublishing,
+};
+
+// The step that the workers compute, up to its commit.
+struct OpenStep {
+  OpenStep(Generation generation, Step step, absl::Time now)
+      : generation(generation), step(step), clock(now), progressed(now) {}
+
+  Generation generation;
+  Step step;
+  int buckets_reduced = 0;
+  kernels::ExactSum norm2;
+  bool is_finite = true;
+  bool has_voted = false;
+  StepClock clock;
+  absl::Time progressed;  // the last contribution
+};
+
+// The committed step that is being carried out.
+struct CommittedStep {
+  StepSummary summary;
+  StepClock clock;
+  int buckets_updated = 0;
+  int buckets_published = 0;
+};
+
+class JobEngineImpl final : public JobEngine {
+ public:
+  explicit JobEngineImpl(const Parts& parts)
+      : parts_(parts),
+        num_buckets_(static_cast<int>(parts.layout->buckets().size())),
+        contributions_(parts.layout->topology().local_world_size, num_buckets_,
+                       parts.layout->topology().FirstRank(parts.node)),
+        stages_(num_buckets_),
+        metrics_(parts.metrics) {}
+
+  void Start(Generation generation, Step open_step,
+             collective::Collective* collective) override {
+    collective_ = collective;
+    bytes_taken_ = {};
+    published_version_ = WeightVersion(open_step.value() - 1);
+    stages_.assign(num_buckets_, BucketStage::kCollecting);
+    metrics_.OnGeneration(generation);
+    OpenNext(generation, open_step);
+  }
+
+  void OnPushed(LocalRank rank, BucketId bucket) override {
+    if (!IsOpen() || !contributions_.AddPush(rank, bucket)) return Stray();
+    OnContribution();
+    TryReduce(bucket);
+  }
+
+  void OnStepInput(LocalRank rank, std::span<const proto::GroupValues> groups,
+                   std::string cursor) override {
+    if (!IsOpen() ||
+        !contributions_.AddInput(rank, groups, std::move(cursor))) {
+      return Stray();
+    }
+    OnContribution();
+    TryVote();
+  }
+
+  void OnStepInputRefused(LocalRank rank, const absl::Status& why) override {
+    if (!IsOpen() || !contributions_.AddRefusal(rank, why)) return Stray();
+    OnContribution();
+    TryVote();
+  }
+
+  void OnReduced(BucketId bucket, const collective::Reduced& reduced) override {
+    if (!IsAt(bucket, BucketStage::kReducing)) return Stray();
+    stages_[bucket.value()] = BucketStage::kReduced;
+    open_->norm2.Merge(reduced.norm2);
+    open_->is_finite = open_->is_finite && reduced.finite;
+    ++open_->buckets_reduced;
+    TryVote();
+  }
+
+  void OnCommit(const v1::Commit& commit) override {
+    if (!IsVotedOn(commit.step())) return Stray();
+    const absl::StatusOr<std::vector<kernels::StepScalars>> scalars =
+        ParseScalars(commit, contributions_.groups().size());
+    if (!scalars.ok()) return Fail(scalars.status());
+    const absl::Status recorded = Record(commit);
+    if (!recorded.ok()) return Fail(recorded);
+    committed_.emplace(
+        CommittedStep{.summary = Summarize(commit), .clock = open_->clock});
+    committed_->clock.OnCommitted(parts_.clock->Now());
+    ++counts_.committed;
+    if (commit.skipped()) ++counts_.skipped;
+    stages_.assign(num_buckets_, BucketStage::kUpdating);
+    parts_.workers->Committed(committed_->summary);
+    OpenNext(open_->generation, open_->step.next());
+    CarryOut(commit.skipped(), *scalars);
+  }
+
+  void OnAbort(const v1::Abort& abort) override {
+    if (!IsVotedOn(abort.step())) return Stray();
+    ++counts_.aborted;
+    metrics_.OnAborted();
+    TakeBytes();
+    collective_ = nullptr;
+    const auto code = static_cast<absl::StatusCode>(abort.code());
+    parts_.workers->Aborted(
+        open_->step, Generation(abort.next_generation()),
+        code == absl::StatusCode::kOk ? absl::AbortedError(abort.text())
+                                      : absl::Status(code, abort.text()));
+  }
+
+  void OnUpdated(BucketId bucket) override {
+    if (!IsAt(bucket, BucketStage::kUpdating)) return Stray();
+    stages_[bucket.value()] = BucketStage::kPublishing;
+    if (++committed_->buckets_updated == num_buckets_) {
+      committed_->clock.OnUpdated(parts_.clock->Now());
+    }
+    collective_->StartPublish(bucket, committed_->summary.step);
+  }
+
+  void OnPublished(BucketId bucket) override {
+    if (!IsAt(bucket, BucketStage::kPublishing)) return Stray();
+    BecomePublished(bucket);
+  }
+
+  void OnBroadcast() override { Stray(); }
+
+  void OnFailed(absl::Status status) override {
+    Fail(absl::Status(
+        status.code(),
+        absl::StrCat("node ", parts_.node.value(),
+                     " cannot exchange buckets: ", status.message())));
+  }
+
+  Step open_step() const override {
+    return open_.has_value() ? open_->step : Step();
+  }
+  WeightVersion weight_version() const override { return published_version_; }
+  bool is_idle() const override {
+    return !committed_.has_value() && contributions_.is_empty();
+  }
+  Counts counts() const override { return counts_; }
+  const StepSummary& last_summary() const override { return last_summary_; }
+
+  std::string WaitingFor(absl::Time now) const override {
+    if (!IsOpen() || committed_.has_value() || contributions_.is_complete()) {
+      return "";
+    }
+    return absl::StrCat(
+        contributions_.Missing(), " of step ", open_->step.value(), " for ",
+        absl::FormatDuration(
+            absl::Trunc(now - open_->progressed, absl::Milliseconds(100))));
+  }
+
+ private:
+  bool IsOpen() const {
+    return open_.has_value() && collective_ != nullptr && !has_failed_;
+  }
+  bool IsAt(BucketId bucket, BucketStage stage) const {
+    return IsOpen() && bucket.value() >= 0 && bucket.value() < num_buckets_ &&
+           stages_[bucket.value()] == stage;
+  }
+  bool IsVotedOn(int64_t step) const {
+    return IsOpen() && open_->has_voted && open_->step.value() == step;
+  }
+  void Stray() { ++counts_.strays; }
+
+  void OpenNext(Generation generation, Step step) {
+    open_.emplace(generation, step, parts_.clock->Now());
+    contributions_.Clear();
+    parts_.workers->Open(generation, step);
+  }
+
+  void OnContribution() {
+    const absl::Time now = parts_.clock->Now();
+    open_->progressed = now;
+    open_->clock.OnContribution(now);
+    if (contributions_.is_complete()) open_->clock.OnCollected(now);
+  }
+
+  // The reduced gradient of the last step is needed until it is published.
+  void TryReduce(BucketId bucket) {
+    if (stages_[bucket.value()] != BucketStage::kCollecting ||
+        !contributions_.IsCollected(bucket)) {
+      return;
+    }
+    stages_[bucket.value()] = BucketStage::kReducing;
+    collective_->StartReduce(bucket, open_->step);
+  }
+
+  // All buckets reduced implies that the step before is published.
+  void TryVote() {
+    if (open_->has_voted || open_->buckets_reduced < num_buckets_ ||
+        !contributions_.has_all_inputs()) {
+      return;
+    }
+    open_->has_voted = true;
+    open_->clock.OnReduced(parts_.clock->Now());
+    parts_.members->CastVote(MakeVote());
+  }
+
+  v1::Vote MakeVote() const {
+    v1::Vote vote;
+    vote.set_step(open_->step.value());
+    const absl::Status agreement = contributions_.Agreement();
+    if (!agreement.ok()) {
+      vote.set_refusal_code(static_cast<int>(agreement.code()));
+      vote.set_refusal_text(std::string(agreement.message()));
+      return vote;
+    }
+    for (uint64_t limb : open_->norm2.limbs()) vote.add_norm2_limbs(limb);
+    vote.set_non_finite(!open_->is_finite);
+    for (const proto::GroupValues& group : contributions_.groups()) {
+      *vote.add_groups() = ToStepGroup(group);
+    }
+    return vote;
+  }
+
+  StepSummary Summarize(const v1::Commit& commit) const {
+    StepSummary summary;
+    summary.generation = open_->generation;
+    summary.step = open_->step;
+    summary.skipped = commit.skipped();
+    summary.weight_version = WeightVersion(commit.step());
+    summary.optimizer_step = commit.optimizer_step();
+    summary.grad_norm = commit.grad_norm();
+    summary.clip_factor = commit.clip_factor();
+    summary.lr = commit.groups_size() > 0 ? commit.groups(0).lr() : 0;
+    return summary;
+  }
+
+  absl::Status Record(const v1::Commit& commit) {
+    optimizer::Scalars scalars;
+    scalars.generation = open_->generation;
+    scalars.step = open_->step;
+    scalars.optimizer_step = commit.optimizer_step();
+    for (const v1::StepGroup& group : commit.groups()) {
+      scalars.groups.push_back(ToHyperParameters(group));
+    }
+    scalars.cursors = contributions_.TakeCursors();
+    return parts_.state->Commit(std::move(scalars));
+  }
+
+  void CarryOut(bool skipped, std::span<const kernels::StepScalars> scalars) {
+    const Generation generation = committed_->summary.generation;
+    const Step step = committed_->summary.step;
+    for (int b = 0; b < num_buckets_; ++b) {
+      parts_.workers->Consumed(BucketId(b), generation, step);
+    }
+    if (skipped || num_buckets_ == 0) {
+      committed_->clock.OnUpdated(parts_.clock->Now());
+      for (int b = 0; b < num_buckets_; ++b) BecomePublished(BucketId(b));
+      if (num_buckets_ == 0) FinishStep();
+      return;
+    }
+    const absl::Status begun =
+        parts_.optimizer->BeginStep(generation, step, scalars);
+    if (!begun.ok()) return Fail(begun);
+    for (int b = 0; b < num_buckets_; ++b) {
+      parts_.optimizer->StartUpdate(BucketId(b));
+    }
+  }
+
+  // A worker that sees the last bucket published reads the whole record, so
+  // the record comes first.
+  void BecomePublished(BucketId bucket) {
+    const Generation generation = committed_->summary.generation;
+    const Step step = committed_->summary.step;
+    stages_[bucket.value()] = BucketStage::kCollecting;
+    if (++committed_->buckets_published == num_buckets_) FinishStep();
+    parts_.workers->Published(bucket, generation, step);
+    TryReduce(bucket);
+  }
+
+  void FinishStep() {
+    const absl::Time now = parts_.clock->Now();
+    TakeBytes();
+    committed_->clock.OnPublished(now);
+    last_summary_ = committed_->summary;
+    last_summary_.wire_bytes_sent = carried_.wire_sent;
+    last_summary_.wire_bytes_received = carried_.wire_received;
+    last_summary_.payload_bytes = carried_.payload_sent;
+    last_summary_.seconds = committed_->clock.seconds();
+    last_summary_.stage_seconds = committed_->clock.stage_seconds();
+    carried_ = {};
+    published_version_ = last_summary_.weight_version;
+    committed_.reset();
+    open_->clock.OnOpened(now);
+    metrics_.OnFinished(last_summary_);
+    parts_.workers->Finished(last_summary_);
+  }
+
+  // Bytes since the last call. What an aborted step moved is told with the
+  // next committed one; bytes of buckets that were pushed early count for the
+  // step during which they moved.
+  void TakeBytes() {
+    const collective::ByteCounts now = collective_->byte_counts();
+    carried_.wire_sent += now.wire_sent - bytes_taken_.wire_sent;
+    carried_.wire_received += now.wire_received - bytes_taken_.wire_received;
+    carried_.payload_sent += now.payload_sent - bytes_taken_.payload_sent;
+    bytes_taken_ = now;
+  }
+
+  void Fail(const absl::Status& why) {
+    if (has_failed_) return;
+    has_failed_ = true;
+    parts_.members->Leave(why);
+  }
+
+  const Parts parts_;
+  const int num_buckets_;
+  Contributions contributions_;                    // to the open step
+  collective::Collective* collective_ = nullptr;   // null between generations
+  std::vector<BucketStage> stages_;                // by bucket
+  std::optional<OpenStep> open_;
+  std::optional<CommittedStep> committed_;
+  collective::ByteCounts bytes_taken_;
+  collective::ByteCounts carried_;
+  WeightVersion published_version_;
+  Counts counts_;
+  StepSummary last_summary_;
+  StepMetrics metrics_;
+  bool has_failed_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<JobEngine> JobEngine::Create(const Parts& parts) {
+  return std::make_unique<JobEngineImpl>(parts);
+}
+
+}  // namespace ballast::engine
