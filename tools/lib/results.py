@@ -88,7 +88,7 @@ def _unittest(target: Target, text: str) -> Optional[Counts]:
         return None
     total = NOTHING
     for ran, details in runs:
-        named = {key: int(value) for key, value
+        named = {key.strip(): int(value) for key, value
                  in re.findall(r"([a-z ]+)=(\d+)", details)}
         failed = (named.get("failures", 0) + named.get("errors", 0)
                   + named.get("unexpected successes", 0))

@@ -10,13 +10,16 @@ _SKIP = {".git", ".out", "__pycache__"}
 
 
 def files(root: str, endings: Sequence[str] = ()) -> Iterator[str]:
-    """Paths relative to ``root``, sorted; build outputs are left out."""
+    """Paths relative to ``root``, sorted; build outputs are left out.
+    No endings: all files."""
     for directory, names, leaves in os.walk(root):
         names[:] = sorted(n for n in names
                           if n not in _SKIP and not n.startswith("bazel-"))
         for leaf in sorted(leaves):
             path = os.path.join(directory, leaf)
-            if os.path.islink(path) or not leaf.endswith(tuple(endings)):
+            if os.path.islink(path):
+                continue
+            if endings and not leaf.endswith(tuple(endings)):
                 continue
             yield os.path.relpath(path, root)
 

@@ -74,7 +74,7 @@ def banned_in(path: str, text: str, rules: List[Rule]) -> List[str]:
 
 
 def banned_words(root: str) -> List[str]:
-    rules = read_rules(os.path.join(root, "tools/testing/banned.txt"))
+    rules = read_rules(os.path.join(root, "tools/lib/banned.txt"))
     return [complaint for path in sources.files(root, sources.CPP)
             for complaint in banned_in(path, _read(root, path), rules)]
 
