@@ -1,0 +1,37 @@
+/* The header compiles as C99, and every function checks its pointers. */
+#include <stdio.h>
+#include <string.h>
+
+#include "client/capi/ballast.h"
+
+#define CHECK(condition)                           \
+  if (!(condition)) {                              \
+    printf("line %d: %s\n", __LINE__, #condition); \
+    return 1;                                      \
+  }
+
+int main(void) {
+  ballast_session* session = NULL;
+  ballast_error error;
+  uint64_t bytes = 1;
+  const char* options =
+      "{\"job\": \"j\", \"address\": \"/nonexistent/b.sock\", "
+      "\"connect_timeout\": 0.01, "
+      "\"optimizer\": {\"name\": \"sgd\", \"groups\": [{\"lr\": 1}]}}";
+  CHECK(ballast_abi_version() >> 16 == BALLAST_ABI_MAJOR);
+  CHECK(strlen(ballast_version()) > 0);
+  CHECK(ballast_open("{", NULL, 0, NULL, NULL, &session, &error) ==
+        BALLAST_INVALID_ARGUMENT);
+  CHECK(error.code == BALLAST_INVALID_ARGUMENT && error.resume_step == -1);
+  CHECK(ballast_open(options, NULL, 1, NULL, NULL, &session, NULL) ==
+        BALLAST_INVALID_ARGUMENT);
+  CHECK(ballast_open(options, NULL, 0, NULL, NULL, &session, &error) ==
+        BALLAST_UNAVAILABLE);
+  CHECK(strstr(error.message, "no daemon at /nonexistent/b.sock") != NULL);
+  CHECK(session == NULL);
+  CHECK(ballast_push(NULL, 0, &error) == BALLAST_INVALID_ARGUMENT);
+  CHECK(ballast_params(NULL, 0, &bytes) == NULL && bytes == 0);
+  ballast_release(NULL);
+  ballast_free(NULL);
+  return 0;
+}
