@@ -1,0 +1,96 @@
+#include "server/session/group_rules.h"
+
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "gtest/gtest.h"
+#include "server/base/status_matchers.h"
+
+namespace ballast::session {
+namespace {
+
+using base::IsOk;
+using base::StatusIs;
+using kernels::OptimizerKind;
+
+constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+
+proto::GroupValues Adam() {
+  proto::GroupValues group{};
+  group.lr = 1e-3;
+  group.beta1 = 0.9;
+  group.beta2 = 0.999;
+  group.eps = 1e-8;
+  group.weight_decay = 0.1;
+  return group;
+}
+
+proto::GroupValues Sgd(double momentum, double nesterov) {
+  proto::GroupValues group{};
+  group.lr = 0.1;
+  group.momentum = momentum;
+  group.nesterov = nesterov;
+  return group;
+}
+
+TEST(GroupRulesTest, TakesWhatPyTorchTakes) {
+  const proto::GroupValues groups[] = {Adam(), {}};
+  EXPECT_THAT(CheckGroups(OptimizerKind::kAdamW, false, groups), IsOk());
+  const proto::GroupValues sgd[] = {Sgd(0.9, 1)};
+  EXPECT_THAT(CheckGroups(OptimizerKind::kSgd, true, sgd), IsOk());
+}
+
+TEST(GroupRulesTest, NamesGroupFieldAndValue) {
+  proto::GroupValues groups[] = {Adam(), Adam()};
+  groups[1].lr = -0.5;
+  EXPECT_THAT(CheckGroups(OptimizerKind::kAdam, false, groups),
+              StatusIs(kInvalid, "param group 1: lr is -0.5"));
+}
+
+TEST(GroupRulesTest, RefusesWhatIsNotFinite) {  // I26
+  for (const double bad : {std::nan(""), HUGE_VAL, -HUGE_VAL}) {
+    for (double proto::GroupValues::*field :
+         {&proto::GroupValues::lr, &proto::GroupValues::beta1,
+          &proto::GroupValues::beta2, &proto::GroupValues::eps,
+          &proto::GroupValues::weight_decay}) {
+      proto::GroupValues groups[] = {Adam()};
+      groups[0].*field = bad;
+      EXPECT_THAT(CheckGroups(OptimizerKind::kAdam, false, groups),
+                  StatusIs(kInvalid));
+    }
+  }
+}
+
+TEST(GroupRulesTest, LooksOnlyAtTheOptimizersOwnFields) {
+  proto::GroupValues groups[] = {Adam()};
+  groups[0].momentum = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_THAT(CheckGroups(OptimizerKind::kAdam, false, groups), IsOk());
+}
+
+TEST(GroupRulesTest, RefusesMomentumWithoutBuffers) {
+  const proto::GroupValues groups[] = {Sgd(0.9, 0)};
+  EXPECT_THAT(CheckGroups(OptimizerKind::kSgd, false, groups),
+              StatusIs(kInvalid, "no momentum buffers"));
+}
+
+TEST(GroupRulesTest, RefusesNesterovWithoutMomentum) {
+  const proto::GroupValues groups[] = {Sgd(0, 1)};
+  EXPECT_THAT(CheckGroups(OptimizerKind::kSgd, true, groups),
+              StatusIs(kInvalid, "nesterov"));
+}
+
+TEST(GroupRulesTest, ValuesRoundTrip) {
+  const kernels::HyperParameters group{.lr = 1,
+                                       .beta1 = 2,
+                                       .beta2 = 3,
+                                       .eps = 4,
+                                       .weight_decay = 5,
+                                       .momentum = 6,
+                                       .dampening = 7,
+                                       .nesterov = true};
+  EXPECT_EQ(FromValues(ToValues(group)), group);
+}
+
+}  // namespace
+}  // namespace ballast::session

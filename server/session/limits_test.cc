@@ -1,0 +1,139 @@
+#include "server/session/limits.h"
+
+#include <cmath>
+
+#include "gtest/gtest.h"
+#include "server/base/status_matchers.h"
+
+namespace ballast::session {
+namespace {
+
+using base::IsOk;
+using base::StatusIs;
+
+constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+constexpr auto kExhausted = absl::StatusCode::kResourceExhausted;
+
+Placement MakePlacement(int rank, int world, int local_rank, int local_world,
+                        int node) {
+  return {Rank(rank), world, LocalRank(local_rank), local_world,
+          NodeRank(node)};
+}
+
+JobSpec Spec() {
+  JobSpec spec;
+  spec.name = "gpt2";
+  spec.tensors = {{.name = "a", .shape = {3}}};
+  spec.groups = {kernels::HyperParameters{}};
+  return spec;
+}
+
+TEST(CheckPlacementTest, RankFollowsFromNodeAndLocalRank) {  // I8
+  EXPECT_THAT(CheckPlacement(MakePlacement(5, 8, 1, 4, 1), {}), IsOk());
+  EXPECT_THAT(CheckPlacement(MakePlacement(6, 8, 1, 4, 1), {}),
+              StatusIs(kInvalid, "rank is 6, but node_rank 1"));
+}
+
+TEST(CheckPlacementTest, RefusesNumbersOutOfRange) {
+  for (const Placement& bad :
+       {MakePlacement(0, 0, 0, 0, 0), MakePlacement(0, -1, 0, -1, 0),
+        MakePlacement(0, 1, 0, 2, 0), MakePlacement(0, 3, 0, 2, 0),
+        MakePlacement(-1, 1, -1, 1, 0), MakePlacement(1, 1, 0, 1, 1),
+        MakePlacement(0, 1, 0, 0, 0),
+        MakePlacement(INT32_MAX, INT32_MAX, INT32_MAX, INT32_MAX, 0),
+        MakePlacement(INT32_MIN, 1, INT32_MIN, 1, INT32_MIN)}) {
+    EXPECT_FALSE(CheckPlacement(bad, {}).ok());
+  }
+}
+
+TEST(CheckPlacementTest, BoundsWorldSize) {
+  EXPECT_THAT(
+      CheckPlacement(MakePlacement(0, 8, 0, 8, 0), {.max_workers_per_job = 4}),
+      StatusIs(kExhausted, "limits.max_workers_per_job = 4"));
+}
+
+TEST(CheckSpecTest, SaysWhatToDoAboutLaterPresets) {
+  JobSpec spec = Spec();
+  spec.exchange = "zeropp";
+  EXPECT_THAT(CheckSpec(spec, {}),
+              StatusIs(kInvalid,
+                       "exchange preset \"zeropp\" comes with the link "
+                       "between nodes; use \"exact\""));
+}
+
+TEST(CheckSpecTest, RefusesBadNamesAndValues) {
+  const auto refuses = [](auto change) {
+    JobSpec spec = Spec();
+    change(spec);
+    return !CheckSpec(spec, {.max_tensors = 2}).ok();
+  };
+  EXPECT_FALSE(refuses([](JobSpec&) {}));  // negative control
+  EXPECT_TRUE(refuses([](JobSpec& s) { s.name = ""; }));
+  EXPECT_TRUE(refuses([](JobSpec& s) { s.name = "../etc"; }));
+  EXPECT_TRUE(refuses([](JobSpec& s) { s.tenant = "a b"; }));
+  EXPECT_TRUE(refuses([](JobSpec& s) { s.groups.clear(); }));
+  EXPECT_TRUE(refuses([](JobSpec& s) { s.groups.resize(257); }));
+  EXPECT_TRUE(refuses([](JobSpec& s) { s.gradient_clipping = -1; }));
+  EXPECT_TRUE(refuses([](JobSpec& s) { s.gradient_clipping = NAN; }));
+  EXPECT_TRUE(refuses([](JobSpec& s) { s.bucket_bytes = UINT64_MAX; }));
+  EXPECT_TRUE(refuses([](JobSpec& s) { s.hold = -absl::Seconds(1); }));
+  EXPECT_TRUE(refuses([](JobSpec& s) { s.hold = absl::InfiniteDuration(); }));
+  EXPECT_TRUE(refuses([](JobSpec& s) { s.tensors.clear(); }));
+  EXPECT_TRUE(refuses([](JobSpec& s) { s.tensors.resize(3); }));
+  EXPECT_TRUE(refuses([](JobSpec& s) { s.groups[0].lr = -1; }));
+}
+
+TEST(DifferenceTest, SaysWhichTensorAndHow) {
+  JobSpec other = Spec();
+  other.tensors[0].dtype = kernels::DType::kBFloat16;
+  const std::string text = Difference(Spec(), other);
+  EXPECT_NE(text.find("\"a\""), std::string::npos) << text;
+  EXPECT_NE(text.find("bfloat16"), std::string::npos) << text;
+  EXPECT_EQ(Difference(Spec(), Spec()), "");
+}
+
+TEST(DifferenceTest, SeesEveryFieldThatMustAgree) {
+  const auto differs = [](auto change) {
+    JobSpec other = Spec();
+    change(other);
+    return !Difference(Spec(), other).empty();
+  };
+  EXPECT_TRUE(differs([](JobSpec& s) { s.tenant = "b"; }));
+  EXPECT_TRUE(differs([](JobSpec& s) { s.gradient_clipping = 2; }));
+  EXPECT_TRUE(differs([](JobSpec& s) { s.bucket_bytes = 4096; }));
+  EXPECT_TRUE(differs([](JobSpec& s) { s.groups.resize(2); }));
+  EXPECT_TRUE(
+      differs([](JobSpec& s) { s.optimizer = kernels::OptimizerKind::kAdam; }));
+  EXPECT_FALSE(differs([](JobSpec& s) { s.hold = absl::Seconds(1); }));
+}
+
+TEST(DifferenceTest, NamesTheHyperparameter) {
+  JobSpec other = Spec();
+  other.groups[0].lr = 0.5;
+  EXPECT_EQ(GroupDifference(Spec(), other),
+            "param group 0: lr is 0.5 here, 0.001 on the ranks that are "
+            "attached");
+}
+
+TEST(MemoryTest, LeastBytesNeverOverflows) {
+  JobSpec spec = Spec();
+  spec.tensors[0].shape = {INT64_MAX, INT64_MAX, INT64_MAX};
+  EXPECT_GE(LeastBytes(spec, 1024), uint64_t{1} << 59);
+  spec.tensors[0].shape = {-1};
+  EXPECT_EQ(LeastBytes(spec, 1024), 0);
+}
+
+TEST(MemoryTest, FollowsTheFormula) {
+  JobSpec spec = Spec();
+  spec.optimizer = kernels::OptimizerKind::kAdamW;
+  spec.tensors = {{.name = "a", .shape = {1 << 20}}};
+  const auto layout = layout::Layout::Create(spec.tensors, {1, 4}, 1, {});
+  ASSERT_THAT(layout, IsOk());
+  const MemoryNeed need = EstimateMemory(spec, *layout, NodeRank(0), 2);
+  EXPECT_EQ(need.gradients, 4 * (4 << 20));
+  EXPECT_EQ(need.weights, 4 << 20);
+  EXPECT_EQ(need.state, (1 << 20) * 4 * 4);  // master, m, v, gradient
+}
+
+}  // namespace
+}  // namespace ballast::session

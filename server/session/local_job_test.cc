@@ -1,0 +1,313 @@
+#include "server/session/local_job.h"
+
+#include <cmath>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "server/base/sim_executor.h"
+#include "server/base/status_matchers.h"
+#include "server/device/host/host_device.h"
+#include "server/session/session_testing.h"
+
+namespace ballast::session {
+namespace {
+
+using base::IsOk;
+using base::StatusIs;
+using testing::ElementsAre;
+using testing::IsEmpty;
+using Pushed = FakeObserver::Push;
+
+constexpr int kWorkers = 2;
+
+class LocalJobTest : public testing::Test {
+ protected:
+  LocalJobTest() : executor_(1), device_({}, &executor_) {
+    AttachRequest request = SmallRequest("job", 0, kWorkers);
+    layout::Options options;
+    options.bucket_bytes = request.job.bucket_bytes;
+    auto layout =
+        layout::Layout::Create(request.job.tensors, {1, kWorkers}, 1, options);
+    EXPECT_THAT(layout, IsOk());
+    auto job = LocalJob::Create(&device_, &executor_, request.job,
+                                *std::move(layout), NodeRank(0));
+    EXPECT_THAT(job, IsOk());
+    job_ = *std::move(job);
+    job_->set_observer(&observer_);
+    for (int i = 0; i < kWorkers; ++i) {
+      links_.push_back(std::make_unique<FakeLink>(&processes_[i], 100 + i));
+    }
+  }
+
+  absl::Status Attach(int rank) {
+    return job_->Attach(LocalRank(rank), links_[rank].get(), true).status();
+  }
+  void Begin(int rank) {
+    job_->Begin(LocalRank(rank), [this, rank](absl::StatusOr<BeginReply> r) {
+      replies_[rank] = std::move(r);
+    });
+  }
+  void Start() {
+    for (int i = 0; i < kWorkers; ++i) ASSERT_THAT(Attach(i), IsOk());
+    for (int i = 0; i < kWorkers; ++i) Begin(i);
+    job_->Open(Generation(1), Step(1));
+  }
+  void Push(int rank, int bucket, uint64_t word) {
+    processes_[rank].pushed(bucket)->store(word);
+    job_->OnDoorbell(LocalRank(rank));
+  }
+  void Commit(int step) {
+    ipc::StepReport report;
+    report.generation = Generation(1);
+    report.step = Step(step);
+    report.outcome = proto::StepOutcome::kCommitted;
+    report.optimizer_step = step;
+    job_->Committed(report);
+    job_->Open(Generation(1), Step(step + 1));
+    for (int b = 0; b < 3; ++b) {
+      job_->Consumed(BucketId(b), Generation(1), Step(step));
+      job_->Published(BucketId(b), Generation(1), Step(step));
+    }
+  }
+
+  base::SimExecutor executor_;
+  device::HostDevice device_;
+  FakeProcess processes_[kWorkers + 1];
+  std::vector<std::unique_ptr<FakeLink>> links_;
+  FakeObserver observer_;
+  std::unique_ptr<LocalJob> job_;
+  absl::StatusOr<BeginReply> replies_[kWorkers];
+};
+
+constexpr uint64_t Word(int64_t generation, int64_t step) {
+  return proto::SequenceWord(generation, step);
+}
+
+TEST_F(LocalJobTest, SecondWorkerWithTheSameRankLearnsThePid) {
+  ASSERT_THAT(Attach(1), IsOk());
+  FakeLink other(&processes_[2], 4711);
+  EXPECT_THAT(job_->Attach(LocalRank(1), &other, true),
+              StatusIs(absl::StatusCode::kAlreadyExists, "pid 101"));
+}
+
+TEST_F(LocalJobTest, BeginWaitsForAllAndForTheFirstWeights) {
+  ASSERT_THAT(Attach(0), IsOk());
+  ASSERT_THAT(Attach(1), IsOk());
+  Begin(0);
+  EXPECT_EQ(observer_.all_ready, 0);
+  EXPECT_EQ(job_->Missing(), "rank 1 (pid 101) has not begun");
+  Begin(1);
+  EXPECT_EQ(observer_.all_ready, 1);
+  EXPECT_EQ(job_->state(), JobState::kLoading);
+  EXPECT_THAT(replies_[0], StatusIs(absl::StatusCode::kUnknown));
+  job_->Open(Generation(1), Step(1));
+  ASSERT_THAT(replies_[0], IsOk());
+  EXPECT_EQ(replies_[0]->open_step, Step(1));
+  EXPECT_EQ(replies_[1]->weight_version, WeightVersion(0));
+  EXPECT_EQ(job_->state(), JobState::kRunning);
+  EXPECT_EQ(processes_[0].daemon()->open.load(), Word(1, 1));
+  EXPECT_EQ(processes_[0].published(2)->load(), Word(1, 0));
+}
+
+TEST_F(LocalJobTest, InitialValuesComeFromRankZeroAlone) {
+  ASSERT_THAT(Attach(0), IsOk());
+  ASSERT_THAT(Attach(1), IsOk());
+  EXPECT_EQ(processes_[1].segments.count(proto::SegmentKind::kInitial), 0);
+  auto& initial = processes_[0].segments.at(proto::SegmentKind::kInitial);
+  initial.bytes()[5] = std::byte{42};
+  EXPECT_EQ(job_->weights()[5], std::byte{0});  // not before Begin
+  Begin(0);
+  EXPECT_EQ(job_->weights()[5], std::byte{42});
+  initial.bytes()[5] = std::byte{43};  // too late
+  Begin(1);
+  EXPECT_EQ(job_->weights()[5], std::byte{42});
+}
+
+TEST_F(LocalJobTest, RankZeroMustGiveInitialValues) {
+  EXPECT_THAT(job_->Attach(LocalRank(0), links_[0].get(), false),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "rank 0"));
+  EXPECT_EQ(job_->slot(LocalRank(0)).state(), SlotState::kMissing);
+}
+
+TEST_F(LocalJobTest, OnePushCountsOnce) {  // I19
+  Start();
+  Push(0, 1, Word(1, 1));
+  Push(0, 1, Word(1, 1));
+  job_->OnDoorbell(LocalRank(0));
+  EXPECT_THAT(observer_.pushes, ElementsAre(Pushed{0, 1}));
+  EXPECT_EQ(job_->buckets_pushed(LocalRank(0)), 1);
+}
+
+TEST_F(LocalJobTest, IgnoresAndCountsEveryOtherWord) {  // I26
+  Start();
+  const uint64_t bad[] = {Word(1, 2), Word(2, 1), Word(0, 1), UINT64_MAX,
+                          1,          Word(1, 0), 1ull << 63};
+  for (const uint64_t word : bad) Push(1, 0, word);
+  EXPECT_THAT(observer_.pushes, IsEmpty());
+  EXPECT_EQ(job_->slot(LocalRank(1)).ignored(), std::size(bad));
+  job_->OnDoorbell(LocalRank(1));  // an old bad word is no news
+  EXPECT_EQ(job_->slot(LocalRank(1)).ignored(), std::size(bad));
+  Push(1, 0, Word(1, 1));
+  EXPECT_THAT(observer_.pushes, ElementsAre(Pushed{1, 0}));
+}
+
+TEST_F(LocalJobTest, GoingBackAfterATakenPushChangesNothing) {
+  Start();
+  Push(0, 0, Word(1, 1));
+  Push(0, 0, 0);
+  Push(0, 0, Word(1, 1));
+  EXPECT_THAT(observer_.pushes, ElementsAre(Pushed{0, 0}));
+}
+
+TEST_F(LocalJobTest, APushBeforeItsOpenIsSeenAtTheOpen) {
+  Start();
+  Push(0, 0, Word(1, 2));
+  EXPECT_THAT(observer_.pushes, IsEmpty());
+  Commit(1);
+  EXPECT_THAT(observer_.pushes, ElementsAre(Pushed{0, 0}));
+}
+
+TEST_F(LocalJobTest, StepInputComesBeforeTheLastPushOnce) {
+  Start();
+  processes_[0].StoreInput(Word(1, 1), 0.1, "cursor");
+  Push(0, 0, Word(1, 1));
+  Push(0, 1, Word(1, 1));
+  EXPECT_THAT(observer_.inputs,
+              ElementsAre(std::pair<int, std::string>(0, "cursor")));
+}
+
+TEST_F(LocalJobTest, RefusesStepInputThatCannotBe) {  // I10, I26
+  Start();
+  processes_[1].StoreInput(Word(1, 1), std::nan(""), "");
+  job_->OnDoorbell(LocalRank(1));
+  ASSERT_EQ(observer_.refusals.size(), 1);
+  EXPECT_THAT(observer_.refusals[0],
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       "rank 1, step 1: param group 0: lr is nan"));
+  processes_[0].StoreInput(Word(1, 1), 0.1, "");
+  processes_[0].worker()->cursor_bytes = UINT32_MAX;
+  job_->OnDoorbell(LocalRank(0));
+  EXPECT_EQ(observer_.refusals.size(), 2);
+  EXPECT_THAT(observer_.inputs, IsEmpty());
+}
+
+TEST_F(LocalJobTest, ReplacementIsToldStepCursorAndPushedBuckets) {
+  Start();
+  for (int i = 0; i < kWorkers; ++i) {
+    processes_[i].StoreInput(Word(1, 1), 0.25, "at 1");
+    job_->OnDoorbell(LocalRank(i));
+  }
+  Commit(1);
+  Push(1, 2, Word(1, 2));
+  auto& gradients = processes_[1].segments.at(proto::SegmentKind::kGradients);
+  for (std::byte& byte : gradients.bytes()) byte = std::byte{7};
+
+  job_->OnLinkGone(LocalRank(1), absl::UnavailableError("died"));
+  EXPECT_THAT(observer_.lost, ElementsAre(1));
+  EXPECT_EQ(job_->state(), JobState::kWaiting);
+  EXPECT_EQ(job_->Missing(), "rank 1 (last pid 101) is gone");
+
+  FakeLink next(&processes_[2], 202);
+  const auto reply = job_->Attach(LocalRank(1), &next, false);
+  ASSERT_THAT(reply, IsOk());
+  EXPECT_TRUE(reply->resumed);
+  EXPECT_EQ(reply->initial_bytes, 0);
+  absl::StatusOr<BeginReply> begin;
+  job_->Begin(LocalRank(1),
+              [&](absl::StatusOr<BeginReply> r) { begin = std::move(r); });
+  ASSERT_THAT(begin, IsOk());
+  EXPECT_EQ(begin->open_step, Step(2));
+  EXPECT_EQ(begin->cursor, "at 1");
+  EXPECT_EQ(begin->optimizer_step, 1);
+  EXPECT_EQ(begin->groups[0].lr, 0.25);
+  EXPECT_THAT(begin->pushed_buckets, ElementsAre(2));
+  EXPECT_EQ(observer_.all_ready, 2);
+  // Its control block says the same.
+  EXPECT_EQ(processes_[2].daemon()->open.load(), Word(1, 2));
+  EXPECT_EQ(processes_[2].daemon()->committed.load(), Word(1, 1));
+  EXPECT_EQ(processes_[2].daemon()->records[1].word.load(), Word(1, 1));
+  EXPECT_EQ(processes_[2].published(0)->load(), Word(1, 1));
+  // Unpushed gradients are zero, the pushed one is kept (I13, I19).
+  const auto& layout = job_->layout();
+  const size_t first = layout.place(TensorId(0)).gradient_offset;
+  const size_t bias = layout.place(TensorId(1)).gradient_offset;
+  EXPECT_EQ(job_->gradients(LocalRank(1))[first], std::byte{0});
+  EXPECT_EQ(job_->gradients(LocalRank(1))[bias], std::byte{7});
+  // A bucket that is in already does not count again.
+  observer_.pushes.clear();
+  processes_[2].pushed(2)->store(Word(1, 2));
+  processes_[2].pushed(0)->store(Word(1, 2));
+  job_->OnDoorbell(LocalRank(1));
+  EXPECT_THAT(observer_.pushes, ElementsAre(Pushed{1, 0}));
+}
+
+TEST_F(LocalJobTest, AnAbortIsToldTogetherWithTheNewGeneration) {
+  Start();
+  Push(0, 0, Word(1, 1));
+  job_->Aborted(Step(1), Generation(2), absl::InvalidArgumentError("lr"));
+  proto::DaemonArea* const area = processes_[0].daemon();
+  EXPECT_EQ(area->failure.load(), 0);
+  EXPECT_EQ(area->open.load(), Word(1, 1));
+  Push(0, 1, Word(1, 1));  // counts no more
+  job_->Open(Generation(2), Step(1));
+  EXPECT_EQ(area->failure.load(), 2);
+  EXPECT_EQ(area->failure_fatal, 0);
+  EXPECT_EQ(area->failure_word, Word(1, 1));
+  EXPECT_STREQ(area->failure_text, "lr");
+  EXPECT_EQ(area->open.load(), Word(2, 1));
+  EXPECT_THAT(observer_.pushes, ElementsAre(Pushed{0, 0}));
+  Push(0, 0, Word(2, 1));
+  EXPECT_EQ(observer_.pushes.size(), 2);
+}
+
+TEST_F(LocalJobTest, FailureReachesAllAndEndsAllEvents) {
+  Start();
+  job_->Fail(absl::UnavailableError("daemon is draining"));
+  for (int i = 0; i < kWorkers; ++i) {
+    EXPECT_EQ(processes_[i].daemon()->failure_fatal, 1);
+    EXPECT_STREQ(processes_[i].daemon()->failure_text, "daemon is draining");
+    EXPECT_GE(processes_[i].wakes, 1);
+  }
+  Push(0, 0, Word(1, 1));
+  job_->OnLinkGone(LocalRank(0), absl::UnavailableError("gone"));
+  EXPECT_THAT(observer_.pushes, IsEmpty());
+  EXPECT_THAT(observer_.lost, IsEmpty());
+}
+
+TEST_F(LocalJobTest, WaitingBeginsHearOfTheFailure) {  // I23
+  ASSERT_THAT(Attach(0), IsOk());
+  Begin(0);
+  job_->Fail(absl::DeadlineExceededError("rank 1 has not attached"));
+  EXPECT_THAT(replies_[0], StatusIs(absl::StatusCode::kDeadlineExceeded));
+}
+
+TEST_F(LocalJobTest, ManyStoresAreOneWake) {
+  Start();
+  executor_.RunUntilIdle();
+  const int before = processes_[0].wakes;
+  Commit(1);
+  executor_.RunUntilIdle();
+  EXPECT_EQ(processes_[0].wakes, before + 1);
+}
+
+TEST_F(LocalJobTest, ClosedByAllIsReportedOnce) {
+  Start();
+  job_->Close(LocalRank(0));
+  EXPECT_EQ(job_->state(), JobState::kClosing);
+  EXPECT_EQ(observer_.all_closed, 0);
+  job_->Close(LocalRank(0));
+  job_->OnLinkGone(LocalRank(0), absl::UnavailableError("gone"));
+  EXPECT_THAT(observer_.lost, IsEmpty());  // it left on purpose
+  FakeLink again(&processes_[2], 300);
+  EXPECT_THAT(job_->Attach(LocalRank(0), &again, true),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "1 of 2"));
+  job_->Close(LocalRank(1));
+  EXPECT_EQ(observer_.all_closed, 1);
+}
+
+}  // namespace
+}  // namespace ballast::session

@@ -1,0 +1,318 @@
+#include "server/session/sessions.h"
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "server/base/random.h"
+#include "server/base/sim_executor.h"
+#include "server/base/status_matchers.h"
+#include "server/device/host/host_device.h"
+#include "server/session/session_testing.h"
+
+namespace ballast::session {
+namespace {
+
+using base::IsOk;
+using base::StatusIs;
+using testing::IsEmpty;
+using testing::SizeIs;
+
+constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+
+class SessionsTest : public testing::Test {
+ protected:
+  explicit SessionsTest(Options options = {})
+      : executor_(1),
+        device_({}, &executor_),
+        sessions_(options, &device_, &executor_, &host_) {}
+
+  void Connect(const std::string& key, uint32_t uid = 1000) {
+    sessions_.OnConnected(
+        key, std::make_unique<FakeLink>(&processes_[key], ++last_pid_, uid));
+  }
+  absl::Status Attach(const std::string& key, AttachRequest request) {
+    return sessions_.Attach(key, std::move(request)).status();
+  }
+  void Begin(const std::string& key,
+             absl::Duration timeout = absl::InfiniteDuration()) {
+    sessions_.Begin(key, timeout, [this, key](absl::StatusOr<BeginReply> r) {
+      replies_[key] = r.status();
+    });
+  }
+  // Workers `job`/0 … are connected, attached and ready; step 1 is open.
+  void Run(const std::string& job, int world_size) {
+    for (int i = 0; i < world_size; ++i) {
+      const std::string key = job + "/" + std::to_string(i);
+      Connect(key);
+      ASSERT_THAT(Attach(key, SmallRequest(job, i, world_size)), IsOk());
+      Begin(key);
+    }
+    ASSERT_EQ(host_.observers[job].all_ready, 1);
+    sessions_.Find(job)->Open(Generation(1), Step(1));
+  }
+
+  base::SimExecutor executor_;
+  device::HostDevice device_;
+  FakeHost host_;
+  std::map<std::string, FakeProcess> processes_;
+  std::map<std::string, absl::Status> replies_;
+  int last_pid_ = 100;
+  Sessions sessions_;
+};
+
+TEST_F(SessionsTest, TwoWorkersRunAndCloseAJob) {
+  Run("job", 2);
+  EXPECT_THAT(replies_["job/0"], IsOk());
+  EXPECT_EQ(sessions_.attaches(), 2);
+  EXPECT_GT(sessions_.bytes(), 0);
+  ASSERT_THAT(sessions_.Close("job/0"), IsOk());
+  EXPECT_THAT(host_.ended, IsEmpty());
+  ASSERT_THAT(sessions_.Close("job/1"), IsOk());
+  ASSERT_THAT(host_.ended, SizeIs(1));
+  EXPECT_THAT(host_.ended["job"], IsOk());
+  executor_.RunUntilIdle();
+  EXPECT_THAT(sessions_.jobs(), IsEmpty());
+  EXPECT_EQ(sessions_.bytes(), 0);
+  EXPECT_EQ(device_.shared_bytes_in_use(), 0);  // I28
+  EXPECT_FALSE(processes_["job/0"].is_closed);
+  // Its name is free again, and so is the connection.
+  EXPECT_THAT(Attach("job/0", SmallRequest("job", 0, 1)), IsOk());
+}
+
+TEST_F(SessionsTest, AnUnknownKeyHasNoLease) {
+  EXPECT_THAT(Attach("nobody", SmallRequest("job", 0, 1)),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "lease"));
+  EXPECT_FALSE(sessions_.Close("nobody").ok());
+  Begin("nobody");
+  EXPECT_FALSE(replies_["nobody"].ok());
+}
+
+TEST_F(SessionsTest, RanksMustAgree) {
+  Connect("a");
+  Connect("b");
+  ASSERT_THAT(Attach("a", SmallRequest("job", 0, 2)), IsOk());
+  AttachRequest other = SmallRequest("job", 1, 2);
+  other.job.tensors[0].dtype = kernels::DType::kFloat16;
+  EXPECT_THAT(Attach("b", other), StatusIs(kInvalid, "\"wte\""));
+  other = SmallRequest("job", 1, 2);
+  other.job.groups[0].lr = 7;
+  EXPECT_THAT(Attach("b", other), StatusIs(kInvalid, "lr is 7"));
+  EXPECT_THAT(Attach("b", SmallRequest("job", 1, 4)),
+              StatusIs(kInvalid, "world_size"));
+  EXPECT_THAT(Attach("b", SmallRequest("job", 0, 2)),
+              StatusIs(absl::StatusCode::kAlreadyExists, "pid 101"));
+  EXPECT_THAT(Attach("b", SmallRequest("job", 1, 2)), IsOk());  // no harm done
+}
+
+TEST_F(SessionsTest, SeveralNodesComeLater) {
+  Connect("a");
+  AttachRequest request = SmallRequest("job", 0, 2);
+  request.placement.local_world_size = 1;
+  EXPECT_THAT(Attach("a", request),
+              StatusIs(kInvalid, "come with the link between nodes"));
+}
+
+TEST_F(SessionsTest, AnotherUserCannotJoin) {  // I26
+  Connect("a", 1000);
+  Connect("b", 1001);
+  ASSERT_THAT(Attach("a", SmallRequest("job", 0, 2)), IsOk());
+  EXPECT_THAT(Attach("b", SmallRequest("job", 1, 2)),
+              StatusIs(absl::StatusCode::kPermissionDenied));
+  EXPECT_THAT(processes_["b"].segments, IsEmpty());
+}
+
+TEST_F(SessionsTest, ResumeSaysWhatMayBeFound) {
+  Connect("a");
+  AttachRequest must = SmallRequest("job", 0, 1);
+  must.resume = Resume::kMust;
+  EXPECT_THAT(Attach("a", must),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "must"));
+  ASSERT_THAT(Attach("a", SmallRequest("job", 0, 1)), IsOk());
+  Begin("a");
+  sessions_.Find("job")->Open(Generation(1), Step(1));
+  sessions_.OnDisconnected("a", absl::UnavailableError("died"));
+  Connect("b");
+  AttachRequest never = SmallRequest("job", 0, 1);
+  never.resume = Resume::kNever;
+  EXPECT_THAT(Attach("b", never),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "never"));
+  EXPECT_THAT(Attach("b", must), IsOk());
+}
+
+TEST_F(SessionsTest, BeginTimesOutAndSaysWhoIsMissing) {  // I23
+  Connect("a");
+  ASSERT_THAT(Attach("a", SmallRequest("job", 0, 2)), IsOk());
+  Begin("a", absl::Seconds(5));
+  executor_.RunFor(absl::Seconds(6));
+  EXPECT_THAT(replies_["a"], StatusIs(absl::StatusCode::kDeadlineExceeded,
+                                      "rank 1 has not attached"));
+  Connect("b");  // and goes on when the other comes
+  ASSERT_THAT(Attach("b", SmallRequest("job", 1, 2)), IsOk());
+  Begin("b");
+  Begin("a");
+  EXPECT_EQ(host_.observers["job"].all_ready, 1);
+}
+
+TEST_F(SessionsTest, AJobThatDoesNotFillUpEnds) {  // I23
+  Connect("a");
+  ASSERT_THAT(Attach("a", SmallRequest("job", 0, 2)), IsOk());
+  Begin("a");
+  executor_.RunFor(absl::Minutes(11));
+  EXPECT_THAT(replies_["a"], StatusIs(absl::StatusCode::kDeadlineExceeded,
+                                      "rank 1 has not attached"));
+  EXPECT_TRUE(processes_["a"].is_closed);
+  EXPECT_EQ(device_.shared_bytes_in_use(), 0);
+}
+
+TEST_F(SessionsTest, ALostWorkerIsHeldForThenTheOthersHear) {  // I23
+  Run("job", 2);
+  sessions_.OnDisconnected("job/1", absl::UnavailableError("died"));
+  executor_.RunFor(absl::Minutes(9));
+  EXPECT_THAT(host_.ended, IsEmpty());
+  executor_.RunFor(absl::Minutes(2));
+  EXPECT_THAT(host_.ended["job"], StatusIs(absl::StatusCode::kUnavailable,
+                                           "rank 1 (last pid 102) is gone"));
+  EXPECT_EQ(processes_["job/0"].daemon()->failure_fatal, 1);
+  EXPECT_EQ(device_.shared_bytes_in_use(), 0);
+}
+
+TEST_F(SessionsTest, AReplacementStopsTheClock) {
+  Run("job", 2);
+  sessions_.OnDisconnected("job/1", absl::UnavailableError("died"));
+  executor_.RunFor(absl::Minutes(9));
+  Connect("new");
+  ASSERT_THAT(Attach("new", SmallRequest("job", 1, 2)), IsOk());
+  executor_.RunFor(absl::Minutes(60));
+  EXPECT_THAT(host_.ended, IsEmpty());
+}
+
+TEST_F(SessionsTest, AJobThatNeverBeganEndsWithItsLastWorker) {
+  Connect("a");
+  ASSERT_THAT(Attach("a", SmallRequest("job", 0, 2)), IsOk());
+  sessions_.OnDisconnected("a", absl::UnavailableError("died"));
+  executor_.Step();
+  EXPECT_THAT(sessions_.jobs(), IsEmpty());
+}
+
+TEST_F(SessionsTest, OneThatLeavesWithoutClosingCannotHoldTheRest) {
+  Run("job", 2);
+  ASSERT_THAT(sessions_.Close("job/0"), IsOk());
+  ASSERT_THAT(sessions_.Detach("job/1"), IsOk());
+  EXPECT_THAT(host_.ended["job"], StatusIs(absl::StatusCode::kCancelled));
+}
+
+TEST_F(SessionsTest, AHostThatCannotRefusesTheAttach) {
+  Connect("a");
+  host_.refusal = absl::ResourceExhaustedError("no memory");
+  EXPECT_THAT(Attach("a", SmallRequest("job", 0, 1)),
+              StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_THAT(sessions_.jobs(), IsEmpty());
+  EXPECT_EQ(device_.shared_bytes_in_use(), 0);
+}
+
+TEST_F(SessionsTest, DrainRefusesNewWorkersAndTellsTheOthers) {
+  Run("job", 1);
+  const auto draining = absl::UnavailableError("daemon is draining");
+  sessions_.StopAccepting(draining);
+  Connect("late");
+  EXPECT_THAT(Attach("late", SmallRequest("other", 0, 1)),
+              StatusIs(absl::StatusCode::kUnavailable, "draining"));
+  sessions_.FailAll(draining);
+  EXPECT_STREQ(processes_["job/0"].daemon()->failure_text,
+               "daemon is draining");
+  EXPECT_TRUE(processes_["job/0"].is_closed);
+}
+
+class BoundedSessionsTest : public SessionsTest {
+ protected:
+  BoundedSessionsTest()
+      : SessionsTest({.limits = {.max_jobs = 2,
+                                 .max_job_bytes = 1 << 20,
+                                 .max_total_bytes = 3 << 19}}) {}
+};
+
+TEST_F(BoundedSessionsTest, RefusesBeforeItAllocates) {  // I26
+  Connect("a");
+  AttachRequest big = SmallRequest("big", 0, 1);
+  big.job.tensors[0].shape = {int64_t{1} << 38};
+  EXPECT_THAT(Attach("a", big), StatusIs(absl::StatusCode::kResourceExhausted,
+                                         "limits.max_job_bytes"));
+  EXPECT_EQ(device_.shared_bytes_in_use(), 0);
+}
+
+TEST_F(BoundedSessionsTest, CountsJobs) {
+  Run("a", 1);
+  Run("b", 1);
+  Connect("c");
+  EXPECT_THAT(Attach("c", SmallRequest("c", 0, 1)),
+              StatusIs(absl::StatusCode::kResourceExhausted, "max_jobs"));
+}
+
+TEST_F(BoundedSessionsTest, TheSumIsBoundedToo) {
+  Connect("a");
+  Connect("b");
+  AttachRequest request = SmallRequest("a", 0, 1);
+  request.job.tensors[0].shape = {40000};
+  ASSERT_THAT(Attach("a", request), IsOk());
+  request.job.name = "b";
+  EXPECT_THAT(
+      Attach("b", request),
+      StatusIs(absl::StatusCode::kResourceExhausted, "limits.max_total_bytes"));
+}
+
+// Whatever a worker scribbles over what it may write, the daemon stands, and a
+// second job does not notice (I26).
+TEST_F(SessionsTest, ScribblingHarmsNobodyElse) {
+  Run("evil", 1);
+  Run("good", 1);
+  base::SeededRandom random(7);
+  FakeObserver& evil = host_.observers["evil"];
+  FakeObserver& good = host_.observers["good"];
+  FakeProcess& process = processes_["evil/0"];
+  base::Segment& block = process.segments.at(proto::SegmentKind::kControlBlock);
+  int64_t step = 1;
+  for (int round = 0; round < 2000; ++round) {
+    const size_t size = block.size_bytes();
+    for (int i = 0; i < 64; ++i) {
+      block.bytes()[random.Below(size)] = static_cast<std::byte>(random.Next());
+    }
+    // Offsets of the true layout: words that are almost right.
+    const auto layout = proto::ControlBlockLayout::For(3, 1);
+    auto* pushed = reinterpret_cast<proto::Word*>(block.bytes().data() +
+                                                  layout.pushed_offset);
+    pushed[random.Below(3)].store(
+        proto::SequenceWord(random.Below(3), step + random.Below(3) - 1));
+    auto* area = reinterpret_cast<proto::WorkerArea*>(
+        block.bytes().data() + layout.worker_area_offset);
+    area->step_input.store(proto::SequenceWord(1, step));
+    area->cursor_bytes = static_cast<uint32_t>(random.Next());
+    sessions_.OnDoorbell("evil/0");
+    for (const auto& push : evil.pushes) ASSERT_LT(push.bucket, 3);
+    ASSERT_LE(evil.pushes.size(), 3);
+    if (round % 10 == 9) {
+      LocalJob* const job = sessions_.Find("evil");
+      ipc::StepReport report;
+      report.generation = Generation(1);
+      report.step = Step(step);
+      job->Committed(report);
+      evil.pushes.clear();
+      evil.refusals.clear();
+      job->Open(Generation(1), Step(++step));
+      job->Consumed(BucketId(1), Generation(1), Step(step - 1));
+    }
+  }
+  EXPECT_THAT(good.pushes, IsEmpty());
+  EXPECT_THAT(good.refusals, IsEmpty());
+  EXPECT_EQ(processes_["good/0"].daemon()->open.load(),
+            proto::SequenceWord(1, 1));
+  processes_["good/0"].pushed(0)->store(proto::SequenceWord(1, 1));
+  sessions_.OnDoorbell("good/0");
+  EXPECT_THAT(good.pushes, SizeIs(1));
+  EXPECT_EQ(host_.ended.count("good"), 0);
+}
+
+}  // namespace
+}  // namespace ballast::session
