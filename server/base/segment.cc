@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "server/base/errno_status.h"
+#include "server/base/memory_info.h"
 #include "server/base/status_macros.h"
 
 namespace ballast::base {
@@ -50,6 +51,15 @@ absl::StatusOr<std::byte*> MapBytes(int fd, uint64_t size_bytes,
   return static_cast<std::byte*>(data);
 }
 
+// fallocate would go on until the kernel kills somebody.
+absl::Status CheckRoom(uint64_t size_bytes) {
+  const uint64_t available = AvailableMemoryBytes();
+  if (size_bytes <= available) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat(size_bytes, " bytes of shared memory were asked for, ",
+                   available, " are available"));
+}
+
 absl::Status CheckSize(uint64_t size_bytes) {
   if (size_bytes > 0 && size_bytes <= uint64_t{INT64_MAX}) {
     return absl::OkStatus();
@@ -84,6 +94,7 @@ Segment& Segment::operator=(Segment&& other) noexcept {
 absl::StatusOr<Segment> Segment::Create(std::string_view name,
                                         uint64_t size_bytes) {
   RETURN_IF_ERROR(CheckSize(size_bytes));
+  RETURN_IF_ERROR(CheckRoom(size_bytes));
   const std::string label =
       absl::StrCat("ballast:", std::string(name.substr(0, kMaxNameBytes)));
   UniqueFd fd(memfd_create(label.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
