@@ -53,19 +53,21 @@ class FramePort {
 struct Parts {
   std::string job;
   NodeRank node;
-  int num_nodes;
+  int num_nodes = 1;
   Incarnation incarnation;
-  kernels::OptimizerKind optimizer;
-  double gradient_clipping;  // 0: off
-  int64_t optimizer_step;    // at start; carried on by the coordinator
-  absl::Duration join_timeout;
-  absl::Duration vote_timeout;  // infinite: a slow worker only delays
-  absl::Duration peer_timeout;  // silence after which a node counts as lost
-  const base::Clock* clock;
-  base::Executor* executor;
-  FramePort* link;       // null with one node
-  OutcomeLog* outcomes;  // null: kept in memory by this object
-  MembershipObserver* observer;
+  kernels::OptimizerKind optimizer = kernels::OptimizerKind::kSgd;
+  double gradient_clipping = 0;  // 0: off
+  int64_t optimizer_step = 0;    // at start; carried on by the coordinator
+  absl::Duration join_timeout = absl::InfiniteDuration();
+  // Infinite: a slow worker only delays.
+  absl::Duration vote_timeout = absl::InfiniteDuration();
+  // Silence after which a node counts as lost.
+  absl::Duration peer_timeout = absl::InfiniteDuration();
+  const base::Clock* clock = nullptr;
+  base::Executor* executor = nullptr;
+  FramePort* link = nullptr;       // null with one node
+  OutcomeLog* outcomes = nullptr;  // null: kept in memory by this object
+  MembershipObserver* observer = nullptr;
 };
 
 class Membership {

@@ -1,0 +1,286 @@
+#include "server/membership/coordinator.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/exact_sum.h"
+
+namespace ballast::membership {
+namespace {
+
+using ::testing::HasSubstr;
+using Kind = Action::Kind;
+
+const absl::Time kStart = absl::UnixEpoch();
+
+class CoordinatorTest : public ::testing::Test {
+ protected:
+  void Make(int num_nodes) {
+    options_.num_nodes = num_nodes;
+    options_.join_timeout = absl::Seconds(60);
+    options_.peer_timeout = absl::Seconds(30);
+    state_ = InitialCoordinatorState(options_, 0);
+  }
+
+  static v1::Join JoinOf(int num_nodes) {
+    v1::Join join;
+    join.set_num_nodes(num_nodes);
+    join.set_local_world_size(2);
+    join.set_layout_digest("l");
+    join.set_model_digest("m");
+    join.set_job_digest("j");
+    return join;
+  }
+
+  Actions Send(int from, v1::PeerFrame frame, uint64_t incarnation = 0) {
+    frame.set_incarnation(incarnation != 0 ? incarnation : 100 + from);
+    return Decide(options_, PeerEvent{NodeRank(from), frame}, now_, &state_);
+  }
+  Actions Join(int from) { return Join(from, JoinOf(options_.num_nodes)); }
+  Actions Join(int from, const v1::Join& join, uint64_t incarnation = 0) {
+    v1::PeerFrame frame;
+    *frame.mutable_join() = join;
+    return Send(from, frame, incarnation);
+  }
+  Actions Vote(int from, int64_t generation, int64_t step, double lr = 1) {
+    v1::PeerFrame frame;
+    frame.set_generation(generation);
+    frame.mutable_vote()->set_step(step);
+    for (uint64_t limb : kernels::ExactSum().limbs()) {
+      frame.mutable_vote()->add_norm2_limbs(limb);
+    }
+    frame.mutable_vote()->add_groups()->set_lr(lr);
+    return Send(from, frame);
+  }
+  Actions Leave(int from, absl::Status why) {
+    return Send(from, LeaveFrame(why));
+  }
+  Actions Tick() { return Decide(options_, TickEvent{}, now_, &state_); }
+
+  void Open(int num_nodes) {
+    Make(num_nodes);
+    for (int n = 0; n < num_nodes; ++n) Join(n);
+    ASSERT_EQ(state_.phase, CoordinatorState::Phase::kOpen);
+  }
+
+  static bool IsDrop(const Actions& actions) {
+    return actions.size() == 1 && actions[0].kind == Kind::kDrop;
+  }
+
+  CoordinatorOptions options_;
+  CoordinatorState state_;
+  absl::Time now_ = kStart;
+};
+
+TEST_F(CoordinatorTest, ViewWhenAllHaveJoined) {
+  Make(2);
+  EXPECT_TRUE(Join(1).empty());
+  const Actions actions = Join(0);
+  ASSERT_EQ(actions.size(), 1);
+  EXPECT_FALSE(actions[0].to.has_value());
+  EXPECT_EQ(actions[0].frame.generation(), 1);
+  EXPECT_EQ(actions[0].frame.view().nodes_size(), 2);
+  EXPECT_EQ(actions[0].frame.view().open_step(), 1);
+}
+
+TEST_F(CoordinatorTest, HeldStateGoesOnAtItsStep) {
+  Make(1);
+  v1::Join join = JoinOf(1);
+  join.set_has_state(true);
+  join.set_weight_version(41);
+  EXPECT_EQ(Join(0, join)[0].frame.view().open_step(), 42);
+}
+
+TEST_F(CoordinatorTest, WhoeverDiffersIsRefusedAndMayMendIt) {
+  struct Case {
+    const char* says;
+    void (*change)(v1::Join*);
+  };
+  const Case cases[] = {
+      {"number of nodes is 9 on node 1 but 2 on node 0",
+       [](v1::Join* join) { join->set_num_nodes(9); }},
+      {"local world size is 5 on node 1",
+       [](v1::Join* join) { join->set_local_world_size(5); }},
+      {"tensors", [](v1::Join* join) { join->set_model_digest("x"); }},
+      {"bucket or chunk size",
+       [](v1::Join* join) { join->set_layout_digest("x"); }},
+      {"optimizer, gradient clipping",
+       [](v1::Join* join) { join->set_job_digest("x"); }},
+      {"node 1 holds step 3 but node 0 holds no state",
+       [](v1::Join* join) {
+         join->set_has_state(true);
+         join->set_weight_version(3);
+       }},
+  };
+  for (const Case& c : cases) {
+    for (const bool first_comes_last : {false, true}) {
+      Make(2);
+      v1::Join bad = JoinOf(2);
+      c.change(&bad);
+      if (!first_comes_last) Join(0);
+      Actions actions = Join(1, bad);
+      if (first_comes_last) actions = Join(0);
+      ASSERT_EQ(actions.size(), 1) << c.says;
+      EXPECT_EQ(actions[0].to, NodeRank(1));
+      EXPECT_THAT(actions[0].frame.refusal().text(), HasSubstr(c.says));
+      ASSERT_EQ(Join(1).size(), 1);
+      EXPECT_EQ(state_.phase, CoordinatorState::Phase::kOpen);
+    }
+  }
+}
+
+TEST_F(CoordinatorTest, MissingNodesAreNamedAtTheDeadline) {  // I23
+  Make(3);
+  Join(1);
+  now_ += absl::Seconds(59);
+  EXPECT_TRUE(Tick().empty());
+  EXPECT_EQ(WaitingFor(state_, now_), "node 0, node 2 has not joined for 59s");
+  now_ += absl::Seconds(1);
+  const Actions actions = Tick();
+  ASSERT_EQ(actions.size(), 1);
+  EXPECT_EQ(actions[0].frame.leave().text(),
+            "node 0, node 2 did not join within 1m");
+  EXPECT_TRUE(Tick().empty());
+}
+
+TEST_F(CoordinatorTest, DecidesOnceAllHaveVotedAndRecordsFirst) {
+  Open(2);
+  EXPECT_TRUE(Vote(1, 1, 1).empty());
+  now_ += absl::Seconds(3);
+  EXPECT_EQ(WaitingFor(state_, now_), "node 0 has not voted on step 1 for 3s");
+  const Actions actions = Vote(0, 1, 1);
+  ASSERT_EQ(actions.size(), 2);
+  EXPECT_EQ(actions[0].kind, Kind::kRecord);
+  EXPECT_EQ(actions[1].kind, Kind::kSend);
+  EXPECT_EQ(actions[0].frame.SerializeAsString(),
+            actions[1].frame.SerializeAsString());
+  EXPECT_EQ(actions[1].frame.commit().step(), 1);
+  EXPECT_EQ(state_.open_step, Step(2));
+}
+
+TEST_F(CoordinatorTest, RefusalWaitsForTheOthers) {
+  Open(2);
+  v1::PeerFrame refusal;
+  refusal.set_generation(1);
+  refusal.mutable_vote()->set_step(1);
+  refusal.mutable_vote()->set_refusal_code(3);
+  refusal.mutable_vote()->set_refusal_text("no");
+  EXPECT_TRUE(Send(0, refusal).empty());
+  const Actions actions = Vote(1, 1, 1);
+  ASSERT_EQ(actions.size(), 2);
+  EXPECT_EQ(actions[1].frame.abort().next_generation(), 2);
+  EXPECT_EQ(state_.open_step, Step(1));  // again
+  EXPECT_EQ(state_.generation, Generation(2));
+  EXPECT_TRUE(IsDrop(Vote(0, 3, 1)));
+  EXPECT_TRUE(Vote(0, 2, 1).empty());
+  EXPECT_EQ(Vote(1, 2, 1)[1].frame.commit().step(), 1);
+}
+
+TEST_F(CoordinatorTest, RepeatedVoteCountsOnce) {  // I19
+  Open(2);
+  Vote(0, 1, 1);
+  EXPECT_TRUE(IsDrop(Vote(0, 1, 1)));
+  EXPECT_TRUE(IsDrop(Vote(0, 1, 1)));
+  EXPECT_EQ(state_.open_step, Step(1));
+}
+
+TEST_F(CoordinatorTest, LostOutcomeIsToldAgain) {  // I19
+  Open(2);
+  Vote(0, 1, 1);
+  const Actions first = Vote(1, 1, 1);
+  const Actions again = Vote(1, 1, 1);
+  ASSERT_EQ(again.size(), 1);
+  EXPECT_EQ(again[0].to, NodeRank(1));
+  EXPECT_EQ(again[0].frame.SerializeAsString(),
+            first[1].frame.SerializeAsString());
+}
+
+TEST_F(CoordinatorTest, ForeignFramesAreDropped) {  // I27
+  Open(2);
+  EXPECT_TRUE(IsDrop(Vote(5, 1, 1)));
+  EXPECT_TRUE(IsDrop(Vote(-1, 1, 1)));
+  EXPECT_TRUE(IsDrop(Vote(0, 1, 2)));
+  EXPECT_TRUE(IsDrop(Vote(0, 0, 1)));
+  v1::PeerFrame other_life;
+  other_life.mutable_vote()->set_step(1);
+  EXPECT_TRUE(IsDrop(Send(1, other_life, 999)));
+  EXPECT_TRUE(IsDrop(Send(1, v1::PeerFrame())));
+}
+
+TEST_F(CoordinatorTest, RestartedDaemonEndsTheJob) {
+  Open(2);
+  const Actions actions = Join(1, JoinOf(2), 999);
+  ASSERT_EQ(actions.size(), 1);
+  EXPECT_THAT(actions[0].frame.leave().text(),
+              HasSubstr("node 1 started again"));
+  EXPECT_TRUE(IsDrop(Vote(0, 1, 1)));
+}
+
+TEST_F(CoordinatorTest, SilentNodeEndsTheJob) {  // I23
+  Open(2);
+  now_ += absl::Seconds(20);
+  EXPECT_EQ(Join(0)[0].frame.view().open_step(), 1);  // still here
+  now_ += absl::Seconds(11);
+  EXPECT_EQ(Tick()[0].frame.leave().text(),
+            "node 1 has been silent for 31s; its state is lost with it");
+}
+
+TEST_F(CoordinatorTest, LeaveWithAnErrorEndsTheJobForAll) {
+  Open(2);
+  const Actions actions = Leave(1, absl::UnavailableError("rank 2 is gone"));
+  ASSERT_EQ(actions.size(), 1);
+  EXPECT_FALSE(actions[0].to.has_value());
+  EXPECT_EQ(actions[0].frame.leave().text(),
+            "node 1 left the job: rank 2 is gone");
+}
+
+TEST_F(CoordinatorTest, CloseWaitsForAllNodes) {
+  Open(2);
+  EXPECT_TRUE(Leave(1, absl::OkStatus()).empty());
+  EXPECT_TRUE(Leave(1, absl::OkStatus()).empty());  // repeated
+  const Actions actions = Leave(0, absl::OkStatus());
+  ASSERT_EQ(actions.size(), 1);
+  EXPECT_EQ(actions[0].frame.leave().code(), 0);
+}
+
+TEST_F(CoordinatorTest, StepAfterACloseFails) {
+  Open(2);
+  Leave(1, absl::OkStatus());
+  EXPECT_EQ(Vote(0, 1, 1)[0].frame.leave().text(),
+            "the workers of node 1 closed the job before step 1");
+}
+
+TEST_F(CoordinatorTest, IsAPureFunction) {
+  Make(2);
+  Join(0);
+  const CoordinatorState before = state_;
+  const Actions once = Join(1);
+  state_ = before;
+  const Actions twice = Join(1);
+  ASSERT_EQ(once.size(), twice.size());
+  for (size_t i = 0; i < once.size(); ++i) {
+    EXPECT_EQ(once[i].why, twice[i].why);
+    EXPECT_FALSE(once[i].why.empty());
+    EXPECT_EQ(once[i].frame.SerializeAsString(),
+              twice[i].frame.SerializeAsString());
+  }
+}
+
+TEST_F(CoordinatorTest, AnyOrderOfVotesGivesTheSameOutcome) {  // I9
+  std::vector<int> order = {0, 1, 2};
+  std::string first;
+  do {
+    Open(3);
+    Actions actions;
+    for (int node : order) actions = Vote(node, 1, 1);
+    ASSERT_EQ(actions.size(), 2);
+    const std::string outcome = actions[1].frame.SerializeAsString();
+    if (first.empty()) first = outcome;
+    EXPECT_EQ(outcome, first);
+  } while (std::next_permutation(order.begin(), order.end()));
+}
+
+}  // namespace
+}  // namespace ballast::membership

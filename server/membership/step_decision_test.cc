@@ -1,0 +1,147 @@
+#include "server/membership/step_decision.h"
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/exact_sum.h"
+
+namespace ballast::membership {
+namespace {
+
+using ::testing::HasSubstr;
+
+v1::Vote VoteWith(double norm2, double lr = 0.1) {
+  v1::Vote vote;
+  vote.set_step(7);
+  kernels::ExactSum sum;
+  sum.Add(norm2);
+  for (uint64_t limb : sum.limbs()) vote.add_norm2_limbs(limb);
+  vote.add_groups()->set_lr(lr);
+  return vote;
+}
+
+StepRules Rules(double clipping = 0) {
+  return {.optimizer = kernels::OptimizerKind::kSgd,
+          .gradient_clipping = clipping,
+          .optimizer_step = 5,
+          .local_world_size = 2};
+}
+
+v1::Commit CommitOf(const StepRules& rules, std::vector<v1::Vote> votes) {
+  std::vector<const v1::Vote*> pointers;
+  for (const v1::Vote& vote : votes) pointers.push_back(&vote);
+  const auto what = DecideStep(rules, pointers);
+  EXPECT_TRUE(std::holds_alternative<v1::Commit>(what));
+  return std::get<v1::Commit>(what);
+}
+
+v1::Abort AbortOf(std::vector<v1::Vote> votes) {
+  std::vector<const v1::Vote*> pointers;
+  for (const v1::Vote& vote : votes) pointers.push_back(&vote);
+  const auto what = DecideStep(Rules(), pointers);
+  EXPECT_TRUE(std::holds_alternative<v1::Abort>(what));
+  return std::get<v1::Abort>(what);
+}
+
+kernels::StepScalars ScalarsOf(const v1::Commit& commit) {
+  kernels::StepScalars scalars;
+  EXPECT_EQ(commit.scalars(0).size(), sizeof(scalars));
+  std::memcpy(&scalars, commit.scalars(0).data(), sizeof(scalars));
+  return scalars;
+}
+
+TEST(DecideStepTest, NormIsTheRootOfAllNodesSquares) {  // I15
+  const v1::Commit commit = CommitOf(Rules(), {VoteWith(9), VoteWith(16)});
+  EXPECT_EQ(commit.step(), 7);
+  EXPECT_FALSE(commit.skipped());
+  EXPECT_EQ(commit.grad_norm(), 5);
+  EXPECT_EQ(commit.clip_factor(), 1);
+  EXPECT_EQ(commit.optimizer_step(), 6);
+}
+
+TEST(DecideStepTest, NormDoesNotDependOnTheOrderOfNodes) {  // I9
+  // A plain double sum loses the ones against 1e17, in one order only.
+  std::vector<double> parts(33, 1.0);
+  parts[0] = 1e17;
+  std::vector<v1::Vote> forward;
+  std::vector<v1::Vote> backward;
+  double plain_forward = 0;
+  double plain_backward = 0;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    forward.push_back(VoteWith(parts[i]));
+    plain_forward += parts[i];
+    backward.push_back(VoteWith(parts[parts.size() - 1 - i]));
+    plain_backward += parts[parts.size() - 1 - i];
+  }
+  EXPECT_EQ(CommitOf(Rules(), forward).grad_norm(),
+            CommitOf(Rules(), backward).grad_norm());
+  EXPECT_NE(plain_forward, plain_backward);  // the control
+}
+
+TEST(DecideStepTest, ClipsAsPyTorchDoes) {
+  const v1::Commit commit = CommitOf(Rules(1.0), {VoteWith(16), VoteWith(0)});
+  const float expected = static_cast<float>(1.0 / (4.0 + 1e-6));
+  EXPECT_EQ(commit.clip_factor(), expected);
+  EXPECT_EQ(ScalarsOf(commit).clip, expected);
+  EXPECT_EQ(CommitOf(Rules(5.0), {VoteWith(16)}).clip_factor(), 1);
+}
+
+TEST(DecideStepTest, CarriesTheBitsOfTheScalars) {
+  const v1::Commit commit = CommitOf(Rules(), {VoteWith(1, 0.25)});
+  EXPECT_EQ(ScalarsOf(commit),
+            kernels::PrepareScalars(
+                kernels::OptimizerKind::kSgd,
+                {.lr = 0.25, .beta1 = 0, .beta2 = 0, .eps = 0}, 6, 1.0f));
+}
+
+TEST(DecideStepTest, NonFiniteAnywhereSkipsEverywhere) {  // I10
+  v1::Vote bad = VoteWith(4);
+  bad.set_non_finite(true);
+  const v1::Commit commit = CommitOf(Rules(), {VoteWith(9), bad});
+  EXPECT_TRUE(commit.skipped());
+  EXPECT_TRUE(std::isnan(commit.grad_norm()));
+  EXPECT_EQ(commit.optimizer_step(), 5);  // not advanced
+  EXPECT_EQ(commit.scalars_size(), 0);
+}
+
+TEST(DecideStepTest, RefusalAborts) {
+  v1::Vote refusal;
+  refusal.set_step(7);
+  refusal.set_refusal_code(
+      static_cast<int>(absl::StatusCode::kInvalidArgument));
+  refusal.set_refusal_text("lr differs");
+  const v1::Abort abort = AbortOf({VoteWith(1), refusal});
+  EXPECT_EQ(abort.step(), 7);
+  EXPECT_EQ(abort.text(), "lr differs");
+}
+
+TEST(DecideStepTest, NodesWithOtherValuesAbortAndAreNamed) {
+  const v1::Abort abort = AbortOf({VoteWith(1, 0.001), VoteWith(1, 0.002)});
+  EXPECT_EQ(abort.text(),
+            "param group 0: lr is 0.001 on rank 0 but 0.002 on rank 2; all "
+            "ranks must pass the same value");
+}
+
+TEST(DecideStepTest, OneBitIsADifference) {
+  const double lr = 0.1;
+  const v1::Abort abort =
+      AbortOf({VoteWith(1, lr), VoteWith(1, std::nextafter(lr, 1))});
+  EXPECT_THAT(abort.text(), HasSubstr("0.10000000000000002"));
+}
+
+TEST(DecideStepTest, MalformedVoteAborts) {  // I27
+  v1::Vote shortened = VoteWith(1);
+  shortened.mutable_norm2_limbs()->Truncate(3);
+  EXPECT_THAT(AbortOf({VoteWith(1), shortened}).text(), HasSubstr("3 norm"));
+  v1::Vote more = VoteWith(1);
+  more.add_groups();
+  EXPECT_THAT(AbortOf({VoteWith(1), more}).text(), HasSubstr("param groups"));
+}
+
+}  // namespace
+}  // namespace ballast::membership
