@@ -31,16 +31,16 @@ class FakeWorkers final : public WorkerPort {
  public:
   explicit FakeWorkers(CallLog* log) : log_(log) {}
   void Open(Generation generation, Step step) override {
-    log_->push_back(absl::StrCat("open ", generation.value(), "/",
-                                 step.value()));
+    log_->push_back(
+        absl::StrCat("open ", generation.value(), "/", step.value()));
   }
   void Consumed(BucketId bucket, Generation, Step step) override {
-    log_->push_back(absl::StrCat("consumed ", bucket.value(), "@",
-                                 step.value()));
+    log_->push_back(
+        absl::StrCat("consumed ", bucket.value(), "@", step.value()));
   }
   void Published(BucketId bucket, Generation, Step step) override {
-    log_->push_back(absl::StrCat("published ", bucket.value(), "@",
-                                 step.value()));
+    log_->push_back(
+        absl::StrCat("published ", bucket.value(), "@", step.value()));
   }
   void Committed(const StepSummary& summary) override {
     log_->push_back(absl::StrCat("committed ", summary.step.value()));
@@ -78,12 +78,11 @@ class FakeCollective final : public collective::Collective {
  public:
   explicit FakeCollective(CallLog* log) : log_(log) {}
   void StartReduce(BucketId bucket, Step step) override {
-    log_->push_back(absl::StrCat("reduce ", bucket.value(), "@",
-                                 step.value()));
+    log_->push_back(absl::StrCat("reduce ", bucket.value(), "@", step.value()));
   }
   void StartPublish(BucketId bucket, Step step) override {
-    log_->push_back(absl::StrCat("publish ", bucket.value(), "@",
-                                 step.value()));
+    log_->push_back(
+        absl::StrCat("publish ", bucket.value(), "@", step.value()));
   }
   void StartBroadcast(NodeRank) override { log_->push_back("broadcast"); }
   void Cancel(absl::AnyInvocable<void() &&> done) override {

@@ -42,9 +42,9 @@ absl::Status CheckAgree(const GroupList& a, Rank rank_a, const GroupList& b,
   for (size_t g = 0; g < a.size(); ++g) {
     const proto::GroupField* field = proto::FirstDifference(a[g], b[g]);
     if (field == nullptr) continue;
-    return absl::InvalidArgumentError(proto::DescribeDifference(
-        static_cast<int>(g), *field, a[g], rank_a.value(), b[g],
-        rank_b.value()));
+    return absl::InvalidArgumentError(
+        proto::DescribeDifference(static_cast<int>(g), *field, a[g],
+                                  rank_a.value(), b[g], rank_b.value()));
   }
   return absl::OkStatus();
 }

@@ -121,10 +121,10 @@ class JobEngineImpl final : public JobEngine {
     TakeBytes();
     collective_ = nullptr;
     const auto code = static_cast<absl::StatusCode>(abort.code());
-    parts_.workers->Aborted(
-        open_->step, Generation(abort.next_generation()),
-        code == absl::StatusCode::kOk ? absl::AbortedError(abort.text())
-                                      : absl::Status(code, abort.text()));
+    parts_.workers->Aborted(open_->step, Generation(abort.next_generation()),
+                            code == absl::StatusCode::kOk
+                                ? absl::AbortedError(abort.text())
+                                : absl::Status(code, abort.text()));
   }
 
   void OnUpdated(BucketId bucket) override {
@@ -144,10 +144,9 @@ class JobEngineImpl final : public JobEngine {
   void OnBroadcast() override { Stray(); }
 
   void OnFailed(absl::Status status) override {
-    Fail(absl::Status(
-        status.code(),
-        absl::StrCat("node ", parts_.node.value(),
-                     " cannot exchange buckets: ", status.message())));
+    Fail(absl::Status(status.code(), absl::StrCat("node ", parts_.node.value(),
+                                                  " cannot exchange buckets: ",
+                                                  status.message())));
   }
 
   Step open_step() const override {
@@ -164,10 +163,10 @@ class JobEngineImpl final : public JobEngine {
     if (!IsOpen() || committed_.has_value() || contributions_.is_complete()) {
       return "";
     }
-    return absl::StrCat(
-        contributions_.Missing(), " of step ", open_->step.value(), " for ",
-        absl::FormatDuration(
-            absl::Trunc(now - open_->progressed, absl::Milliseconds(100))));
+    return absl::StrCat(contributions_.Missing(), " of step ",
+                        open_->step.value(), " for ",
+                        absl::FormatDuration(absl::Trunc(
+                            now - open_->progressed, absl::Milliseconds(100))));
   }
 
  private:
@@ -327,9 +326,9 @@ class JobEngineImpl final : public JobEngine {
 
   const Parts parts_;
   const int num_buckets_;
-  Contributions contributions_;                    // to the open step
-  collective::Collective* collective_ = nullptr;   // null between generations
-  std::vector<BucketStage> stages_;                // by bucket
+  Contributions contributions_;                   // to the open step
+  collective::Collective* collective_ = nullptr;  // null between generations
+  std::vector<BucketStage> stages_;               // by bucket
   std::optional<OpenStep> open_;
   std::optional<CommittedStep> committed_;
   collective::ByteCounts bytes_taken_;

@@ -39,8 +39,7 @@ void StepMetrics::OnFinished(const StepSummary& summary) {
   if (job_ == nullptr) return;
   (summary.skipped ? skipped_ : committed_)->Increment();
   // From the first to the last contribution: the fast ranks wait meanwhile.
-  waited_->Increment(
-      summary.stage_seconds[static_cast<int>(Stage::kCollect)]);
+  waited_->Increment(summary.stage_seconds[static_cast<int>(Stage::kCollect)]);
   last_committed_->Set(static_cast<double>(summary.step.value()));
   for (int i = 0; i < kNumStages; ++i) {
     stages_[i]->Observe(summary.stage_seconds[i]);

@@ -1,0 +1,496 @@
+#include "server/engine/job_engine.h"
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "server/base/random.h"
+#include "server/engine/fake_neighbours.h"
+#include "server/layout/layout.h"
+
+namespace ballast::engine {
+namespace {
+
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+constexpr int kRanks = 2;
+
+layout::Layout MakeLayout(int num_buckets) {
+  std::vector<layout::TensorSpec> tensors = {
+      {.name = "frozen", .shape = {3}, .trainable = false}};
+  if (num_buckets > 0) {
+    tensors.push_back(
+        {.name = "w", .shape = {num_buckets * layout::kCellElements}});
+  }
+  layout::Options options;
+  options.bucket_bytes = layout::kCellElements * 4;
+  auto layout = layout::Layout::Create(
+      std::move(tensors), {.num_nodes = 2, .local_world_size = kRanks}, 1,
+      options);
+  EXPECT_TRUE(layout.ok()) << layout.status();
+  EXPECT_EQ(layout->buckets().size(), num_buckets);
+  return *std::move(layout);
+}
+
+class JobEngineTest : public ::testing::Test {
+ protected:
+  void Make(int num_buckets, int64_t step = 1) {
+    num_buckets_ = num_buckets;
+    layout_ = std::make_unique<layout::Layout>(MakeLayout(num_buckets));
+    log_.clear();
+    members_.votes.clear();
+    engine_ = JobEngine::Create({.layout = layout_.get(),
+                                 .node = NodeRank(1),
+                                 .clock = &clock_,
+                                 .state = &state_,
+                                 .optimizer = &optimizer_,
+                                 .workers = &workers_,
+                                 .members = &members_});
+    engine_->Start(Generation(1), Step(step), &collective_);
+  }
+
+  void Push(int rank, int bucket) {
+    engine_->OnPushed(LocalRank(rank), BucketId(bucket));
+  }
+  void PushAll() {
+    for (int l = 0; l < kRanks; ++l) {
+      for (int b = 0; b < num_buckets_; ++b) Push(l, b);
+    }
+  }
+  void Input(int rank, double lr = 0.5) {
+    const proto::GroupValues values[] = {{.lr = lr,
+                                          .beta1 = 0,
+                                          .beta2 = 0,
+                                          .eps = 0,
+                                          .weight_decay = 0,
+                                          .momentum = 0,
+                                          .dampening = 0,
+                                          .nesterov = 0}};
+    engine_->OnStepInput(LocalRank(rank), values, absl::StrCat("cursor", rank));
+  }
+  void Reduced(int bucket, double norm2 = 1, bool finite = true) {
+    collective::Reduced reduced;
+    reduced.norm2.Add(norm2);
+    reduced.finite = finite;
+    engine_->OnReduced(BucketId(bucket), reduced);
+  }
+  void Updated(int bucket) { engine_->OnUpdated(BucketId(bucket)); }
+  void Published(int bucket) { engine_->OnPublished(BucketId(bucket)); }
+
+  static v1::Commit CommitOf(int64_t step, bool skipped = false) {
+    v1::Commit commit;
+    commit.set_step(step);
+    commit.set_skipped(skipped);
+    commit.set_grad_norm(2);
+    commit.set_clip_factor(0.5);
+    commit.set_optimizer_step(step);
+    commit.add_groups()->set_lr(0.5);
+    if (!skipped) {
+      commit.add_scalars(std::string(sizeof(kernels::StepScalars), '\0'));
+    }
+    return commit;
+  }
+  static v1::Abort AbortOf(int64_t step) {
+    v1::Abort abort;
+    abort.set_step(step);
+    abort.set_next_generation(2);
+    abort.set_code(static_cast<int>(absl::StatusCode::kInvalidArgument));
+    abort.set_text("mend it");
+    return abort;
+  }
+
+  // Up to the vote.
+  void Compute() {
+    PushAll();
+    for (int b = 0; b < num_buckets_; ++b) Reduced(b);
+    for (int l = 0; l < kRanks; ++l) Input(l);
+  }
+  // From the commit on.
+  void CarryOut(int64_t step) {
+    engine_->OnCommit(CommitOf(step));
+    for (int b = 0; b < num_buckets_; ++b) Updated(b);
+    for (int b = 0; b < num_buckets_; ++b) Published(b);
+  }
+  CallLog TakeLog() { return std::exchange(log_, {}); }
+
+  int num_buckets_ = 0;
+  std::unique_ptr<layout::Layout> layout_;
+  ManualClock clock_;
+  CallLog log_;
+  FakeWorkers workers_{&log_};
+  FakeMembers members_{&log_};
+  FakeCollective collective_{&log_};
+  FakeOptimizer optimizer_{&log_};
+  FakeState state_{&log_};
+  std::unique_ptr<JobEngine> engine_;
+};
+
+TEST_F(JobEngineTest, ReducesABucketWhenAllRanksPushedIt) {
+  Make(2);
+  EXPECT_THAT(TakeLog(), ElementsAre("open 1/1"));
+  Push(0, 1);
+  EXPECT_THAT(TakeLog(), IsEmpty());
+  Push(1, 1);
+  EXPECT_THAT(TakeLog(), ElementsAre("reduce 1@1"));
+  Push(0, 0);
+  Push(1, 0);
+  EXPECT_THAT(TakeLog(), ElementsAre("reduce 0@1"));
+}
+
+TEST_F(JobEngineTest, VotesWhenAllIsReducedAndAllInputsAreIn) {
+  Make(2);
+  PushAll();
+  Reduced(0);
+  Input(0);
+  Reduced(1);
+  EXPECT_THAT(members_.votes, IsEmpty());
+  Input(1);
+  ASSERT_EQ(members_.votes.size(), 1);
+  const v1::Vote& vote = members_.votes[0];
+  EXPECT_EQ(vote.step(), 1);
+  EXPECT_FALSE(vote.non_finite());
+  EXPECT_EQ(vote.groups(0).lr(), 0.5);
+  kernels::ExactSum sum;
+  ASSERT_TRUE(kernels::ExactSum::FromLimbs(
+      std::vector<uint64_t>(vote.norm2_limbs().begin(),
+                            vote.norm2_limbs().end()),
+      &sum));
+  EXPECT_EQ(sum.ToDouble(), 2);
+}
+
+TEST_F(JobEngineTest, NothingIsUpdatedBeforeTheCommit) {
+  Make(2);
+  Compute();
+  EXPECT_THAT(log_, Not(Contains(HasSubstr("update"))));
+  EXPECT_THAT(log_, Not(Contains(HasSubstr("consumed"))));
+}
+
+TEST_F(JobEngineTest, CommitIsCarriedOutInOrder) {
+  Make(2);
+  Compute();
+  TakeLog();
+  CarryOut(1);
+  // The next step opens before a gradient may be overwritten; the record is
+  // complete before the last bucket is visible.
+  EXPECT_THAT(TakeLog(),
+              ElementsAre("record 1", "committed 1", "open 1/2", "consumed 0@1",
+                          "consumed 1@1", "begin 1 with 1 scalars", "update 0",
+                          "update 1", "publish 0@1", "publish 1@1",
+                          "published 0@1", "finished 1", "published 1@1"));
+  EXPECT_EQ(state_.scalars().cursors,
+            (std::vector<std::string>{"cursor0", "cursor1"}));
+  EXPECT_EQ(engine_->weight_version(), WeightVersion(1));
+  EXPECT_EQ(engine_->open_step(), Step(2));
+  EXPECT_TRUE(engine_->is_idle());
+  EXPECT_EQ(engine_->counts().strays, 0);
+}
+
+TEST_F(JobEngineTest, BucketsArePublishedAsSoonAsTheyAreUpdated) {
+  Make(2);
+  Compute();
+  engine_->OnCommit(CommitOf(1));
+  TakeLog();
+  Updated(1);
+  Published(1);
+  EXPECT_THAT(TakeLog(), ElementsAre("publish 1@1", "published 1@1"));
+  EXPECT_EQ(engine_->weight_version(), WeightVersion(0));
+}
+
+TEST_F(JobEngineTest, EarlyPushWaitsForItsOwnPublish) {  // I2
+  Make(2);
+  Compute();
+  engine_->OnCommit(CommitOf(1));
+  PushAll();  // for step 2
+  Updated(0);
+  TakeLog();
+  Published(0);
+  EXPECT_THAT(TakeLog(), ElementsAre("published 0@1", "reduce 0@2"));
+  Reduced(0);
+  Input(0);
+  Input(1);
+  EXPECT_EQ(members_.votes.size(), 1);  // step 1 is not published yet
+  Updated(1);
+  Published(1);
+  Reduced(1);
+  EXPECT_EQ(members_.votes.size(), 2);
+  EXPECT_EQ(engine_->counts().strays, 0);
+}
+
+TEST_F(JobEngineTest, SkippedStepLeavesTheOptimizerAlone) {  // I10
+  Make(2);
+  PushAll();
+  Reduced(0);
+  Reduced(1, 0, /*finite=*/false);
+  Input(0);
+  Input(1);
+  ASSERT_EQ(members_.votes.size(), 1);
+  EXPECT_TRUE(members_.votes[0].non_finite());
+  TakeLog();
+  engine_->OnCommit(CommitOf(1, /*skipped=*/true));
+  EXPECT_THAT(TakeLog(),
+              ElementsAre("record 1", "committed 1", "open 1/2", "consumed 0@1",
+                          "consumed 1@1", "published 0@1", "finished 1",
+                          "published 1@1"));
+  EXPECT_TRUE(engine_->last_summary().skipped);
+  EXPECT_EQ(engine_->counts().skipped, 1);
+}
+
+TEST_F(JobEngineTest, RanksThatDifferRefuseInWords) {
+  Make(1);
+  PushAll();
+  Reduced(0);
+  Input(0, 0.001);
+  Input(1, 0.002);
+  ASSERT_EQ(members_.votes.size(), 1);
+  EXPECT_EQ(members_.votes[0].refusal_text(),
+            "param group 0: lr is 0.001 on rank 2 but 0.002 on rank 3; all "
+            "ranks must pass the same value");
+  EXPECT_NE(members_.votes[0].refusal_code(), 0);
+}
+
+TEST_F(JobEngineTest, InputThatCannotBeRefuses) {  // I26
+  Make(1);
+  PushAll();
+  Reduced(0);
+  Input(0);
+  engine_->OnStepInputRefused(LocalRank(1),
+                              absl::InvalidArgumentError("lr is nan"));
+  ASSERT_EQ(members_.votes.size(), 1);
+  EXPECT_EQ(members_.votes[0].refusal_text(), "lr is nan");
+}
+
+TEST_F(JobEngineTest, AbortVoidsTheStepAndStartRepeatsIt) {
+  Make(2);
+  Compute();
+  TakeLog();
+  engine_->OnAbort(AbortOf(1));
+  EXPECT_THAT(TakeLog(), ElementsAre("aborted 1 next 2: mend it"));
+  PushAll();  // between generations nothing counts
+  EXPECT_EQ(engine_->counts().strays, 4);
+  engine_->Start(Generation(2), Step(1), &collective_);
+  EXPECT_THAT(TakeLog(), ElementsAre("open 2/1"));
+  Compute();
+  CarryOut(1);
+  EXPECT_EQ(engine_->weight_version(), WeightVersion(1));
+  EXPECT_EQ(engine_->counts().aborted, 1);
+  EXPECT_EQ(engine_->counts().committed, 1);
+  EXPECT_EQ(engine_->last_summary().generation, Generation(2));
+}
+
+TEST_F(JobEngineTest, NoBucketsStillStep) {  // I4
+  Make(0);
+  Input(0);
+  EXPECT_THAT(members_.votes, IsEmpty());
+  Input(1);
+  ASSERT_EQ(members_.votes.size(), 1);
+  TakeLog();
+  engine_->OnCommit(CommitOf(1));
+  EXPECT_THAT(TakeLog(),
+              ElementsAre("record 1", "committed 1", "open 1/2", "finished 1"));
+}
+
+TEST_F(JobEngineTest, StraysChangeNothing) {  // I19, I26
+  Make(2);
+  Push(7, 0);
+  Push(-1, 0);
+  Push(0, 2);
+  Push(0, -1);
+  Reduced(0);
+  Updated(0);
+  Published(5);
+  engine_->OnBroadcast();
+  engine_->OnCommit(CommitOf(1));
+  engine_->OnAbort(AbortOf(1));
+  Push(0, 0);
+  Push(0, 0);
+  Input(0);
+  Input(0);
+  engine_->OnStepInputRefused(LocalRank(0), absl::InternalError("x"));
+  EXPECT_EQ(engine_->counts().strays, 13);
+  EXPECT_THAT(TakeLog(), ElementsAre("open 1/1"));
+  Push(1, 0);
+  Push(1, 1);
+  Push(0, 1);
+  Reduced(0);
+  Reduced(0);
+  Reduced(1);
+  Input(1);
+  engine_->OnCommit(CommitOf(2));  // of another step
+  EXPECT_EQ(engine_->counts().committed, 0);
+  CarryOut(1);
+  engine_->OnCommit(CommitOf(1));  // repeated
+  EXPECT_EQ(engine_->counts().committed, 1);
+  EXPECT_EQ(engine_->counts().strays, 16);
+}
+
+TEST_F(JobEngineTest, MalformedCommitEndsTheJob) {  // I27
+  Make(1);
+  Compute();
+  v1::Commit commit = CommitOf(1);
+  commit.set_scalars(0, "short");
+  TakeLog();
+  engine_->OnCommit(commit);
+  EXPECT_THAT(
+      TakeLog(),
+      ElementsAre("leave: the commit of step 1 has 5 bytes of scalars"));
+  engine_->OnCommit(CommitOf(1));
+  EXPECT_THAT(TakeLog(), IsEmpty());
+}
+
+TEST_F(JobEngineTest, OptimizerThatRefusesEndsTheJob) {
+  Make(1);
+  Compute();
+  optimizer_.begin_status = absl::InvalidArgumentError("no momentum buffer");
+  engine_->OnCommit(CommitOf(1));
+  EXPECT_THAT(log_, Contains("leave: no momentum buffer"));
+  EXPECT_THAT(log_, Not(Contains(HasSubstr("update"))));
+}
+
+TEST_F(JobEngineTest, FailedExchangeEndsTheJobOnce) {
+  Make(1);
+  engine_->OnFailed(absl::UnavailableError("node 0 is gone"));
+  engine_->OnFailed(absl::UnavailableError("node 0 is gone"));
+  EXPECT_THAT(TakeLog(),
+              ElementsAre("open 1/1",
+                          "leave: node 1 cannot exchange buckets: node 0 is "
+                          "gone"));
+}
+
+TEST_F(JobEngineTest, StagesAddUpToTheStep) {
+  Make(1);
+  clock_.Advance(absl::Seconds(100));  // wait
+  Push(0, 0);
+  clock_.Advance(absl::Seconds(1));  // collect
+  Push(1, 0);
+  Input(0);
+  Input(1);
+  clock_.Advance(absl::Seconds(2));  // reduce
+  Reduced(0);
+  clock_.Advance(absl::Seconds(4));  // vote
+  engine_->OnCommit(CommitOf(1));
+  clock_.Advance(absl::Seconds(8));  // update
+  Updated(0);
+  clock_.Advance(absl::Seconds(16));  // publish
+  collective_.bytes = {.wire_sent = 5, .wire_received = 6, .payload_sent = 4};
+  Published(0);
+  const StepSummary& summary = engine_->last_summary();
+  EXPECT_THAT(summary.stage_seconds, ElementsAre(1, 2, 4, 8, 16, 100));
+  EXPECT_EQ(summary.seconds, 31);
+  EXPECT_EQ(summary.grad_norm, 2);
+  EXPECT_EQ(summary.clip_factor, 0.5);
+  EXPECT_EQ(summary.lr, 0.5);
+  EXPECT_EQ(summary.wire_bytes_sent, 5);
+  EXPECT_EQ(summary.wire_bytes_received, 6);
+  EXPECT_EQ(summary.payload_bytes, 4);
+}
+
+TEST_F(JobEngineTest, SaysWhomItWaitsFor) {  // I23
+  Make(3);
+  Push(0, 0);
+  for (int b = 0; b < 3; ++b) Push(1, b);
+  clock_.Advance(absl::Milliseconds(12340));
+  EXPECT_EQ(engine_->WaitingFor(clock_.Now()),
+            "rank 2 has not pushed 2 of 3 buckets, rank 3 has not called step "
+            "of step 1 for 12.3s");
+  Push(0, 1);
+  Push(0, 2);
+  Input(0);
+  Input(1);
+  EXPECT_EQ(engine_->WaitingFor(clock_.Now()), "");
+}
+
+// I9, I19: contributions in any order, with repetitions and overlapping the
+// publish of the step before, give the same decisions and the same sums.
+class AnyOrder : public JobEngineTest {
+ protected:
+  static constexpr int kBuckets = 5;
+  static constexpr int kSteps = 4;
+
+  // What everybody else sees of a run: votes and calls that count, sorted
+  // within a step where order is free.
+  std::string Run(uint64_t seed, bool lose_one_push = false) {
+    base::SeededRandom random(seed);
+    Make(kBuckets);
+    std::string seen;
+    for (int step = 1; step <= kSteps; ++step) {
+      std::vector<std::pair<int, int>> events;  // (rank, bucket or input)
+      for (int l = 0; l < kRanks; ++l) {
+        for (int b = 0; b <= kBuckets; ++b) events.push_back({l, b});
+      }
+      if (lose_one_push) events.erase(events.begin());
+      for (int i = 0; i < 4; ++i) {  // repetitions
+        events.push_back(events[random.Below(events.size())]);
+      }
+      for (size_t i = events.size(); i > 1; --i) {
+        std::swap(events[i - 1], events[random.Below(i)]);
+      }
+      TakeLog();
+      for (const auto& [rank, what] : events) {
+        if (what == kBuckets) {
+          Input(rank);
+        } else {
+          Push(rank, what);
+        }
+        Settle(&random);
+      }
+      while (Settle(&random)) {
+      }
+      if (members_.votes.size() != step) return seen + "stuck";
+      absl::StrAppend(&seen, members_.votes.back().SerializeAsString(), "\n");
+      engine_->OnCommit(CommitOf(step));
+    }
+    while (Settle(&random)) {
+    }
+    absl::StrAppend(&seen, engine_->weight_version().value());
+    return seen;
+  }
+
+  // One outstanding operation of the neighbours ends, in any order.
+  bool Settle(base::Random* random) {
+    for (const std::string& line : TakeLog()) {
+      std::vector<std::string> words = absl::StrSplit(line, ' ');
+      if (words[0] == "reduce" || words[0] == "update" ||
+          words[0] == "publish") {
+        outstanding_.push_back({words[0], std::stoi(words[1])});
+      }
+    }
+    if (outstanding_.empty()) return false;
+    const size_t pick = random->Below(outstanding_.size());
+    const auto [what, bucket] = outstanding_[pick];
+    outstanding_.erase(outstanding_.begin() + pick);
+    if (what == "reduce") Reduced(bucket, bucket + 1);
+    if (what == "update") Updated(bucket);
+    if (what == "publish") Published(bucket);
+    return true;
+  }
+
+  std::vector<std::pair<std::string, int>> outstanding_;
+};
+
+TEST_F(AnyOrder, GivesTheSameDecisions) {
+  const std::string expected = Run(1);
+  EXPECT_EQ(expected.back(), '4');
+  for (uint64_t seed = 2; seed <= 300; ++seed) {
+    outstanding_.clear();
+    ASSERT_EQ(Run(seed), expected) << seed;
+  }
+}
+
+TEST_F(AnyOrder, WithoutOnePushThereIsNoCommit) {  // I19, the control
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    outstanding_.clear();
+    EXPECT_EQ(Run(seed, /*lose_one_push=*/true), "stuck");
+  }
+}
+
+}  // namespace
+}  // namespace ballast::engine
