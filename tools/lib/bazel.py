@@ -52,8 +52,10 @@ class Bazel:
                         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                         text=True)
         if done.returncode != 0:
-            raise RuntimeError("bazel query %s: %s" %
-                               (expression, done.stderr.strip()))
+            errors = [line for line in done.stderr.splitlines()
+                      if not line.startswith(("Loading:", "    ", "Start"))]
+            raise RuntimeError("\n".join(errors) or "bazel query " +
+                               expression)
         return done.stdout
 
     def labels(self, expression: str) -> List[str]:

@@ -27,6 +27,7 @@ class Counts(NamedTuple):
 
 
 NOTHING = Counts(0, 0, 0, [])
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def count(target: Target) -> Counts:
@@ -48,7 +49,10 @@ def count(target: Target) -> Counts:
 
 def _google_test(target: Target) -> Optional[Counts]:
     try:
-        root = ElementTree.parse(target.xml or "").getroot()
+        with open(target.xml or "", "rb") as stream:
+            text = stream.read().decode("utf-8", errors="replace")
+        # GoogleTest quotes whatever bytes a failed comparison had.
+        root = ElementTree.fromstring(_NOT_XML.sub("?", text))
     except (OSError, ElementTree.ParseError):
         return None
     if root.get("tests") is None:  # Bazel's own, made from the log

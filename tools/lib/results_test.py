@@ -49,8 +49,8 @@ class ResultsTest(unittest.TestCase):
         paths = []
         for name, text in (("log", log), ("xml", xml)):
             paths.append(os.path.join(folder.name, name))
-            with open(paths[-1], "w", encoding="utf-8") as stream:
-                stream.write(text)
+            with open(paths[-1], "wb") as stream:
+                stream.write(text.encode("latin-1"))
         return bazel.Target("//a:t", status, *paths)
 
     def _count(self, *arguments):
@@ -68,6 +68,11 @@ class ResultsTest(unittest.TestCase):
                              _GOOGLE_TEST % (1, '<failure message="x"/>'))
         self.assertEqual((1, 1, 2), counts[:3])
         self.assertIn("FAILED //a:t A.C", counts.notes)
+
+    def test_google_test_that_quotes_any_bytes(self):
+        counts = self._count("FAILED", _GOOGLE_TEST % (
+            1, '<failure message="\xde\x93"/>\x0b'))
+        self.assertEqual((1, 1, 2), counts[:3])
 
     def test_death_outside_of_the_cases(self):
         counts = self._count("FAILED", _GOOGLE_TEST % (0, ""))
