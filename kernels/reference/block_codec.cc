@@ -149,6 +149,7 @@ void ForEachDecodedCell(const CodecSpec& spec, int64_t count, const uint8_t* in,
 
 void Encode(const CodecSpec& spec, uint64_t key, int64_t first, int64_t count,
             const float* in, uint8_t* out) {
+  if (count == 0) return;  // `out` may be null
   uint8_t* const codes_out = out + CodesOffset(spec, count);
   // Gaps are zero: a reused buffer leaks nothing.
   std::memset(out, 0, EncodedBytes(spec, count));
