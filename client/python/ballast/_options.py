@@ -1,0 +1,135 @@
+"""Where and who: arguments before environment before defaults."""
+
+import os
+from typing import Any, Dict, Mapping, Optional
+
+from . import _names, errors
+
+DEFAULT_ADDRESS = "unix:///run/ballast/ballastd.sock"
+_MAX_TOKEN_BYTES = 4096
+
+
+def _integer(argument: Any, variable: str, default: int,
+             env: Mapping[str, str], what: str) -> int:
+    source = what
+    value = argument
+    if value is None and env.get(variable):
+        source, value = variable, env[variable]
+    if value is None:
+        return default
+    try:
+        number = int(value)
+    except (TypeError, ValueError):
+        number = None
+    if number is None or isinstance(value, float):
+        raise errors.InvalidArgument(
+            "%s must be an integer, not %s" % (source, _names.shown(value)))
+    return number
+
+
+def topology(env: Mapping[str, str], *, rank: Optional[int] = None,
+             world_size: Optional[int] = None,
+             local_rank: Optional[int] = None,
+             local_world_size: Optional[int] = None,
+             node_rank: Optional[int] = None) -> Dict[str, int]:
+    """Ranks from arguments or torchrun's variables, checked together."""
+    world = _integer(world_size, "WORLD_SIZE", 1, env, "world_size")
+    me = _integer(rank, "RANK", 0, env, "rank")
+    local_world = _integer(local_world_size, "LOCAL_WORLD_SIZE", world, env,
+                           "local_world_size")
+    if world < 1 or not 0 <= me < world:
+        raise errors.InvalidArgument(
+            "rank %d is not in [0, %d), the ranks of world_size" % (me, world))
+    if local_world < 1 or world % local_world:
+        raise errors.InvalidArgument(
+            "local_world_size %d does not divide world_size %d: every node "
+            "needs the same number of workers" % (local_world, world))
+    local = _integer(local_rank, "LOCAL_RANK", me % local_world, env,
+                     "local_rank")
+    node = _integer(node_rank, "GROUP_RANK", me // local_world, env,
+                    "node_rank")
+    if not 0 <= local < local_world or me != node * local_world + local:
+        raise errors.InvalidArgument(
+            "rank %d, local_rank %d of %d and node_rank %d do not fit "
+            "together: rank must be node_rank * local_world_size + local_rank"
+            % (me, local, local_world, node))
+    return {"rank": me, "world_size": world, "local_rank": local,
+            "local_world_size": local_world, "node_rank": node}
+
+
+def job_name(job: Optional[str], env: Mapping[str, str]) -> str:
+    """The argument, BALLAST_JOB, or a torchrun run id other than "none"."""
+    if job is not None:
+        return _names.check_job_name(job, "job")
+    if env.get("BALLAST_JOB"):
+        return _names.check_job_name(env["BALLAST_JOB"], "BALLAST_JOB")
+    run_id = env.get("TORCHELASTIC_RUN_ID", "")
+    if run_id and run_id != "none":
+        return _names.check_job_name(run_id, "TORCHELASTIC_RUN_ID")
+    raise errors.InvalidArgument(
+        "the job has no name: give job=, set BALLAST_JOB, or run torchrun "
+        "with --rdzv_id")
+
+
+def token(argument: Any, env: Mapping[str, str]) -> str:
+    """The argument, or the content of BALLAST_TOKEN_FILE."""
+    if argument is None:
+        path = env.get("BALLAST_TOKEN_FILE")
+        if not path:
+            return ""
+        try:
+            with open(path, "r", encoding="utf-8") as stream:
+                argument = stream.read(_MAX_TOKEN_BYTES + 2).rstrip("\r\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise errors.PermissionDenied(
+                "BALLAST_TOKEN_FILE=%s cannot be read: %s"
+                % (path, error)) from error
+    if isinstance(argument, bytes):
+        argument = argument.decode("utf-8", "strict")
+    if (not isinstance(argument, str)
+            or len(argument.encode()) > _MAX_TOKEN_BYTES):
+        raise errors.InvalidArgument(
+            "token must be text of at most %d bytes" % _MAX_TOKEN_BYTES)
+    return argument
+
+
+def address(argument: Optional[str], env: Mapping[str, str]) -> str:
+    value = argument or env.get("BALLAST_ADDRESS") or DEFAULT_ADDRESS
+    if not isinstance(value, str):
+        raise errors.InvalidArgument(
+            "address must be text like %s, not %s"
+            % (DEFAULT_ADDRESS, _names.shown(value)))
+    return value
+
+
+def coordinator(argument: Optional[str], env: Mapping[str, str]) -> str:
+    """host:port of node 0's peer plane, or "": only a job of several nodes
+    needs it."""
+    value = argument or env.get("BALLAST_COORDINATOR") or ""
+    if value:
+        host, _, port = value.rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise errors.InvalidArgument(
+                "coordinator %s is not host:port" % _names.shown(value))
+    return value
+
+
+def seconds(value: Any, what: str) -> float:
+    if (isinstance(value, bool) or not isinstance(value, (int, float))
+            or not value > 0):
+        raise errors.InvalidArgument(
+            "%s must be a number of seconds > 0, not %s"
+            % (what, _names.shown(value)))
+    return float(min(value, 1e9))
+
+
+def exchange(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    raise errors.FailedPrecondition(
+        "exchange policies other than a preset's name come with the quantized "
+        "exchanges; use exchange=\"exact\"")
+
+
+def environment() -> Mapping[str, str]:
+    return os.environ

@@ -1,0 +1,414 @@
+"""Session: one worker of one training job, as Python sees it."""
+
+import ctypes
+import json
+import sys
+from dataclasses import asdict, dataclass
+from typing import (Any, Dict, Iterator, List, Mapping, Optional, Sequence,
+                    Tuple, Union)
+
+import numpy as np
+
+from . import _library, _names, _options, _tensors, errors, groups
+from ._views import UnknownTensor, Views, over_memory
+
+STAGES = ("collect", "reduce", "vote", "update", "publish", "wait")
+_MAX_CURSOR_BYTES = 65536
+_STATS_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one committed step was. Times in seconds, sizes in bytes.
+
+    grad_norm is the global norm before clipping, clip_factor what clipping
+    multiplied the gradient with (1.0: nothing). skipped: a gradient was not
+    finite, so no weight changed. lr is that of param group 0. seconds runs
+    from this node's first push to the last published bucket; with
+    step(wait=False) it and stage_seconds are as of the commit.
+    """
+
+    step: int
+    weight_version: int
+    optimizer_step: int
+    grad_norm: float
+    clip_factor: float
+    skipped: bool
+    lr: float
+    wire_bytes_sent: int
+    wire_bytes_received: int
+    payload_bytes: int
+    seconds: float
+    stage_seconds: Dict[str, float]
+    fallbacks: int
+    relative_error: float
+
+    def as_dict(self) -> Dict[str, Any]:
+        """All fields, ready for json.dumps."""
+        return asdict(self)
+
+
+class Session:
+    """One rank's part in a training job whose optimizer state the node's
+    daemon keeps. Opening blocks until all ranks are there.
+
+    Args:
+      job: its name, 1 to 63 characters A-Z a-z 0-9 . _ -. Default:
+        BALLAST_JOB, else torchrun's run id.
+      tensors: name -> numpy array (float32, float16), (uint16 array,
+        "bfloat16"), or (shape, dtype) for a job that goes on. Rank 0's values
+        are used. Names, shapes, dtypes and order must agree on all ranks.
+      optimizer: {"name": "sgd" | "adam" | "adamw", …} with PyTorch's keys and
+        defaults: lr, betas, eps, weight_decay, momentum, dampening, nesterov.
+      param_groups: list of {"match": pattern or list of patterns, …} with
+        values that differ from the optimizer's. A tensor belongs to the first
+        entry that matches it.
+      trainable: pattern or list of patterns; other tensors are frozen:
+        published once, no gradient, no state. Default: all are trainable.
+      exchange: preset name; "exact" is the one of this version.
+      gradient_clipping: largest global norm; None or 0: no clipping.
+      resume: "auto": a held job of this name and tensors goes on; "never":
+        it is refused; "must": there must be one.
+      address: the daemon's handle socket. Default: BALLAST_ADDRESS, else
+        unix:///run/ballast/ballastd.sock.
+      coordinator: host:port of node 0's peer plane (BALLAST_COORDINATOR);
+        checked, and not needed by a job of one node.
+      token: what the daemon asks for (default: content of
+        BALLAST_TOKEN_FILE, less its last line end).
+      timeout: seconds that opening, step() and wait() may block.
+      connect_timeout: seconds to look for a daemon that does not answer.
+      rank, world_size, local_rank, local_world_size, node_rank: default to
+        torchrun's RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK,
+        else to one rank.
+      tenant: whose job it is ("default").
+      bucket_bytes: size of a bucket; None: the daemon's.
+      hold: seconds that the job is kept while a worker is missing; None: the
+        daemon's.
+
+    Raises the family of ballast.Error. Threads: one call at a time. Fork: a
+    forked child cannot use its parent's session. Leaving a `with` block closes
+    the session, or detaches it if an exception is on its way.
+    """
+
+    def __init__(self, job: Optional[str] = None,
+                 tensors: Optional[Mapping[str, Any]] = None,
+                 optimizer: Optional[Mapping[str, Any]] = None, *,
+                 param_groups: Optional[Sequence[Mapping[str, Any]]] = None,
+                 trainable: Union[None, str, Sequence[str]] = None,
+                 exchange: str = "exact",
+                 gradient_clipping: Optional[float] = None,
+                 resume: str = "auto", address: Optional[str] = None,
+                 coordinator: Optional[str] = None,
+                 token: Optional[str] = None, timeout: float = 600.0,
+                 connect_timeout: float = 30.0, rank: Optional[int] = None,
+                 world_size: Optional[int] = None,
+                 local_rank: Optional[int] = None,
+                 local_world_size: Optional[int] = None,
+                 node_rank: Optional[int] = None,
+                 tenant: Optional[str] = None,
+                 bucket_bytes: Optional[int] = None,
+                 hold: Optional[float] = None):
+        env = _options.environment()
+        options: Dict[str, Any] = _options.topology(
+            env, rank=rank, world_size=world_size, local_rank=local_rank,
+            local_world_size=local_world_size, node_rank=node_rank)
+        self.rank: int = options["rank"]
+        self.world_size: int = options["world_size"]
+        self.job: str = _options.job_name(job, env)
+        self.address: str = _options.address(address, env)
+        self.coordinator: str = _options.coordinator(coordinator, env)
+        self.timeout: float = _options.seconds(timeout, "timeout")
+        if resume not in ("auto", "never", "must"):
+            raise errors.InvalidArgument(
+                "resume must be \"auto\", \"never\" or \"must\", not %s"
+                % _names.shown(resume))
+        specs = _tensors.parse_tensors(tensors)
+        names = [spec.name for spec in specs]
+        name, defaults = groups.parse_optimizer(optimizer)
+        self.param_groups: List[groups.ParamGroup] = groups.parse_groups(
+            defaults, param_groups, names)
+        frozen = set()
+        if trainable is not None:
+            trained = _names.matching(
+                _names.patterns(trainable, "trainable"), names, "trainable")
+            frozen = set(names) - set(trained)
+        options.update(
+            job=self.job, address=self.address,
+            token=_options.token(token, env),
+            exchange=_options.exchange(exchange), resume=resume,
+            gradient_clipping=_clipping(gradient_clipping),
+            open_timeout=self.timeout,
+            connect_timeout=_options.seconds(connect_timeout,
+                                             "connect_timeout"),
+            optimizer={"name": name,
+                       "groups": [g.flat() for g in self.param_groups]})
+        if tenant is not None:
+            options["tenant"] = _names.check_job_name(tenant, "tenant")
+        if bucket_bytes is not None:
+            options["bucket_bytes"] = bucket_bytes
+        if hold is not None:
+            options["hold_seconds"] = _options.seconds(hold, "hold")
+        self._specs = specs
+        self._index = {n: i for i, n in enumerate(names)}
+        self._frozen = frozen
+        self._open(options)
+
+    def _open(self, options: Dict[str, Any]) -> None:
+        structs, keep = _tensor_structs(self._specs, self.param_groups,
+                                        self._frozen, self.rank == 0)
+        self._handle = _library.Handle(json.dumps(options).encode(), structs)
+        del keep  # values were copied into shared memory
+        self._is_over = False
+        self._steps_tried = 0
+        self._cursor = self._handle.cursor()
+        info = self._handle.info()
+        self.resumed: bool = bool(info.resumed)
+        self.params = Views(*self._views(True))
+        self.grads = Views(*self._views(False))
+        if self.resumed:
+            for index, group in enumerate(self.param_groups):
+                values = self._handle.group(index)
+                group.take({f: getattr(values, f)
+                            for f in _library.GROUP_FIELDS})
+            print("ballast: job %s goes on at step %d (rank %d); initial "
+                  "values are not used"
+                  % (self.job, info.open_step, self.rank), file=sys.stderr)
+
+    def _views(self, weights: bool
+               ) -> Tuple[Dict[str, np.ndarray], str, Dict[str, str]]:
+        arrays, absent = {}, {}
+        for index, spec in enumerate(self._specs):
+            if not weights and spec.name in self._frozen:
+                absent[spec.name] = "it is frozen and has no gradient"
+                continue
+            find = self._handle.params if weights else self._handle.grads
+            address, size = find(index)
+            if size == 0:
+                array = np.empty(spec.shape, spec.numpy_dtype)
+                array.flags.writeable = not weights
+            else:
+                array = over_memory(self._handle, address, spec, weights)
+            arrays[spec.name] = array
+        return arrays, "params" if weights else "grads", absent
+
+    # ---- Where the job is. ----
+
+    @property
+    def open_step(self) -> int:
+        """The step to compute; the first of a job is 1."""
+        return self._handle.info().open_step
+
+    @property
+    def weight_version(self) -> int:
+        """The step whose weights `params` shows."""
+        return self._handle.info().weight_version
+
+    @property
+    def optimizer_step(self) -> int:
+        """Updates so far; skipped steps are not counted."""
+        return self._handle.info().optimizer_step
+
+    @property
+    def generation(self) -> int:
+        return self._handle.info().generation
+
+    @property
+    def cursor(self) -> bytes:
+        """This rank's cursor of the last committed step, b"" before."""
+        return self._cursor
+
+    # ---- The training loop. ----
+
+    def steps(self, total: int) -> Iterator[int]:
+        """Yields the steps to compute, up to `total`: starts at the open step
+        (also after a re-attach) and yields a step again after Aborted. Each
+        turn must call step()."""
+        while self.open_step <= total:
+            tried = self._steps_tried
+            yield self.open_step
+            if self._steps_tried == tried:
+                raise errors.FailedPrecondition(
+                    "step %d was not stepped: call step() in each turn of "
+                    "steps()" % self.open_step)
+
+    def push(self, name: str) -> None:
+        """Hands over one tensor's gradient, which must not change until the
+        step is committed. Its bucket goes when all of its tensors are in."""
+        self._handle.push(self._tensor(name))
+
+    def step(self, cursor: bytes = b"", wait: bool = True,
+             timeout: Optional[float] = None) -> StepResult:
+        """Pushes the rest and waits for commit and publish.
+
+        Args:
+          cursor: small bytes (at most 64 KiB) kept with this step: whatever
+            this rank needs to go on from here (data position, RNG state).
+          wait: False returns at commit, before the new weights are there: call
+            wait(name) before reading each.
+          timeout: seconds, instead of the session's.
+        """
+        if not isinstance(cursor, (bytes, bytearray, memoryview)):
+            raise errors.InvalidArgument(
+                "cursor must be bytes, not %s" % type(cursor).__name__)
+        cursor = bytes(cursor)
+        if len(cursor) > _MAX_CURSOR_BYTES:
+            raise errors.InvalidArgument(
+                "cursor has %d bytes, at most %d are kept: store what is "
+                "large elsewhere and its name here"
+                % (len(cursor), _MAX_CURSOR_BYTES))
+        limit = self.timeout
+        if timeout is not None:
+            limit = _options.seconds(timeout, "timeout")
+        self._steps_tried += 1
+        for index, group in enumerate(self.param_groups):
+            self._handle.set_group(index,
+                                   _library.GroupStruct(**group.flat()))
+        result = self._handle.step(cursor, wait, limit)
+        self._cursor = self._handle.cursor()
+        return _step_result(result)
+
+    def wait(self, name: Optional[str] = None,
+             timeout: Optional[float] = None) -> None:
+        """Blocks until one tensor's (None: all) weights of the last committed
+        step are published here."""
+        limit = self.timeout
+        if timeout is not None:
+            limit = _options.seconds(timeout, "timeout")
+        tensor = _library.ALL_TENSORS if name is None else self._tensor(name)
+        self._handle.wait(tensor, limit)
+
+    # ---- Asking. ----
+
+    def state_dict(self) -> Dict[str, Any]:
+        """Copies of all weights of one version, in the form that `tensors`
+        takes. Not collective."""
+        self.wait()
+        copies: Dict[str, Any] = {}
+        for spec in self._specs:
+            copy = np.array(self.params[spec.name])
+            is_bf16 = spec.dtype == "bfloat16"
+            copies[spec.name] = (copy, "bfloat16") if is_bf16 else copy
+        return copies
+
+    def stats(self) -> Dict[str, Any]:
+        """The job as the daemon sees it: the same numbers as
+        `ballastctl job NAME --json`. Not collective."""
+        return json.loads(self._handle.stats(_STATS_SECONDS))
+
+    # ---- Comes later. ----
+
+    def gather(self, names: Sequence[str]) -> None:
+        """Not in this version: weights are always resident."""
+        raise errors.FailedPrecondition(
+            "gather comes with secondary_partition: none; in this version all "
+            "weights are resident")
+
+    def release(self, names: Sequence[str]) -> None:
+        """Not in this version: weights are always resident."""
+        raise errors.FailedPrecondition(
+            "release comes with secondary_partition: none; in this version "
+            "all weights are resident")
+
+    def save(self, path: str) -> None:
+        """Not in this version."""
+        raise errors.FailedPrecondition(
+            "save comes with snapshots; state_dict() gives the weights")
+
+    def load(self, path: str) -> None:
+        """Not in this version."""
+        raise errors.FailedPrecondition(
+            "load comes with snapshots; give weights as `tensors`")
+
+    def trace(self, path: str) -> None:
+        """Not in this version."""
+        raise errors.FailedPrecondition(
+            "trace comes with the observability work; step() returns "
+            "stage_seconds")
+
+    # ---- The end. ----
+
+    def detach(self, timeout: Optional[float] = None) -> None:
+        """Leaves; the job is held for its other ranks and for whoever takes
+        this place again. Views stay valid and frozen."""
+        self._end(self._handle.detach, timeout)
+
+    def close(self, timeout: Optional[float] = None) -> None:
+        """This rank has finished; the job ends and its memory in the daemon
+        is freed when all ranks have closed. Views stay valid and frozen.
+        Closing twice does nothing."""
+        self._end(self._handle.close, timeout)
+
+    def _end(self, how: Any, timeout: Optional[float]) -> None:
+        if self._is_over:
+            return
+        limit = min(self.timeout, 60.0)
+        if timeout is not None:
+            limit = _options.seconds(timeout, "timeout")
+        how(limit)
+        self._is_over = True
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if kind is None:
+            self.close()
+            return
+        try:
+            self.detach()
+        except errors.Error:
+            pass  # what is on its way says more
+
+    def _tensor(self, name: str) -> int:
+        if name not in self._index:
+            raise UnknownTensor(
+                "no tensor has the name %s; the nearest is %s"
+                % (_names.shown(name), _names.nearest(name, self._index)))
+        return self._index[name]
+
+
+def _clipping(value: Optional[float]) -> float:
+    if value is None:
+        return 0.0
+    if (isinstance(value, bool) or not isinstance(value, (int, float))
+            or not 0 <= value < float("inf")):
+        raise errors.InvalidArgument(
+            "gradient_clipping must be a number >= 0 or None, not %s"
+            % _names.shown(value))
+    return float(value)
+
+
+def _tensor_structs(specs: Sequence[_tensors.TensorSpec],
+                    param_groups: Sequence[groups.ParamGroup],
+                    frozen: Any, with_values: bool) -> Tuple[Any, List[Any]]:
+    """The C array and what must live as long as it is used."""
+    group_of = {name: index for index, group in enumerate(param_groups)
+                for name in group["params"]}
+    structs = (_library.TensorStruct * len(specs))()
+    keep: List[Any] = []
+    for struct, spec in zip(structs, specs):
+        shape = (ctypes.c_int64 * len(spec.shape))(*spec.shape)
+        keep.append(shape)
+        struct.name = spec.name.encode()
+        struct.shape = shape
+        struct.ndim = len(spec.shape)
+        struct.dtype = spec.code
+        struct.frozen = int(spec.name in frozen)
+        struct.group = group_of[spec.name]
+        if spec.value is not None and with_values:
+            keep.append(spec.value)
+            struct.initial = spec.value.ctypes.data
+            struct.initial_bytes = spec.value.nbytes
+    return structs, keep
+
+
+def _step_result(result: _library.ResultStruct) -> StepResult:
+    return StepResult(
+        step=result.step, weight_version=result.weight_version,
+        optimizer_step=result.optimizer_step, grad_norm=result.grad_norm,
+        clip_factor=result.clip_factor, skipped=bool(result.skipped),
+        lr=result.lr, wire_bytes_sent=result.wire_bytes_sent,
+        wire_bytes_received=result.wire_bytes_received,
+        payload_bytes=result.payload_bytes, seconds=result.seconds,
+        stage_seconds=dict(zip(STAGES, result.stage_seconds)),
+        fallbacks=result.fallbacks, relative_error=result.relative_error)
