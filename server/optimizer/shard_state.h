@@ -1,6 +1,11 @@
 // Memory of the owned shards: fp32 arrays indexed by Piece::state_offset, and
-// the scalars that belong to them (two slots, checksummed: the newer valid one
-// counts, so that a torn write never loses both).
+// the scalars that belong to them (scalar_slots.h: a torn write never loses
+// both of two copies). One shared buffer of the device, which can outlive the
+// process; version 1, native little-endian, every part from a page boundary:
+//
+//   0      StateHeader (shard_state.cc)
+//   4096   scalar slots
+//   ...    master, moments, gradient    fp32[elements] each
 //
 // Threading: arrays are handed to pool tasks, which keep to their own pieces;
 // everything else on the control thread.
@@ -10,8 +15,6 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <string>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -19,19 +22,9 @@
 #include "server/base/ids.h"
 #include "server/device/device.h"
 #include "server/layout/layout.h"
+#include "server/optimizer/scalars.h"  // IWYU pragma: export
 
 namespace ballast::optimizer {
-
-// What is committed together with the arrays.
-struct Scalars {
-  Generation generation;
-  Step step;                   // last committed
-  int64_t optimizer_step = 0;  // updates applied (skipped steps not counted)
-  std::vector<kernels::HyperParameters> groups;
-  std::vector<std::string> cursors;  // per local rank
-
-  bool operator==(const Scalars&) const = default;
-};
 
 class ShardState {
  public:

@@ -65,9 +65,7 @@ class UndoLog {
   int64_t num_chunks() const { return num_chunks_; }
 
   bool IsDone(int64_t chunk, uint64_t word) const;
-  // `begin`, `end`: the chunk's range in the state arrays.
-  void Save(int thread, int64_t chunk, uint64_t word, int64_t begin,
-            int64_t end, ShardState* state);
+  void Save(int thread, int64_t chunk, uint64_t word, ShardState* state);
   void Finish(int thread, int64_t chunk, uint64_t word);
 
   // The state was written anew: no chunk is done, no record counts.

@@ -1,0 +1,494 @@
+#include "server/optimizer/optimizer.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "gtest/gtest.h"
+#include "kernels/dtype.h"
+#include "kernels/hyper_parameters.h"
+#include "kernels/kernels.h"
+#include "kernels/reference/reference.h"
+#include "server/base/clock.h"
+#include "server/base/event_loop.h"
+#include "server/base/random.h"
+#include "server/base/sim_compute_pool.h"
+#include "server/base/sim_executor.h"
+#include "server/base/status_matchers.h"
+#include "server/base/thread_pool.h"
+#include "server/device/device.h"
+#include "server/device/host/host_device.h"
+#include "server/layout/layout.h"
+
+namespace ballast::optimizer {
+namespace {
+
+using base::IsOk;
+using base::StatusIs;
+using kernels::DType;
+using kernels::HyperParameters;
+using kernels::OptimizerKind;
+using kernels::StepScalars;
+
+constexpr Generation kGeneration(1);
+
+std::vector<layout::TensorSpec> MixedTensors() {
+  return {{"scalar", {}, DType::kFloat32, true, 1},
+          {"empty", {0}, DType::kFloat32},
+          {"seven", {7}, DType::kBFloat16, true, 1},
+          {"frozen", {100}, DType::kBFloat16, false},
+          {"below", {2047}, DType::kFloat16},
+          {"cell", {2048}, DType::kFloat32},
+          {"above", {2049}, DType::kBFloat16},
+          {"cube", {13, 17, 19}, DType::kFloat32, true, 1},
+          {"large", {20003}, DType::kFloat16}};
+}
+
+layout::Layout MakeLayout(int nodes, uint64_t bucket_bytes,
+                          uint64_t chunk_bytes) {
+  return *layout::Layout::Create(
+      MixedTensors(), {nodes, 1}, 2,
+      {.bucket_bytes = bucket_bytes, .chunk_bytes = chunk_bytes});
+}
+
+std::vector<float> Noise(int64_t count, uint64_t seed, float scale) {
+  base::SeededRandom random(seed);
+  std::vector<float> values(count);
+  for (float& value : values) {
+    value = scale * (static_cast<float>(random.Below(2'000'001)) / 1e6f - 1);
+  }
+  return values;
+}
+
+std::vector<StepScalars> ScalarsOf(OptimizerKind kind, int64_t step,
+                                   bool has_momentum) {
+  std::vector<StepScalars> scalars;
+  for (const double lr : {0.01, 0.003}) {
+    HyperParameters hyper;
+    hyper.lr = lr;
+    hyper.weight_decay = lr;
+    hyper.momentum = has_momentum && kind == OptimizerKind::kSgd ? 0.9 : 0;
+    scalars.push_back(kernels::PrepareScalars(kind, hyper, step, 0.75f));
+  }
+  return scalars;
+}
+
+// The whole job without layout, pool or chunks: the plain loop.
+struct WholeTensor {
+  std::vector<float> master, m, v, gradient;
+  std::vector<std::byte> weights;
+};
+
+class PlainLoop {
+ public:
+  explicit PlainLoop(const layout::Layout& layout) : layout_(layout) {
+    for (size_t i = 0; i < layout.tensors().size(); ++i) {
+      const int64_t count = layout.places()[i].num_elements;
+      WholeTensor whole{Noise(count, i, 2),
+                        std::vector<float>(count),
+                        std::vector<float>(count),
+                        {},
+                        {}};
+      const DType dtype = layout.tensors()[i].dtype;
+      whole.weights.resize(count * SizeOf(dtype));
+      kernels::Reference().cast(whole.master.data(), dtype, count,
+                                whole.weights.data());
+      kernels::Reference().widen(whole.weights.data(), dtype, count,
+                                 whole.master.data());
+      tensors_.push_back(std::move(whole));
+    }
+  }
+
+  void NewGradients(int64_t step) {
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      tensors_[i].gradient =
+          Noise(tensors_[i].master.size(), 1000 * step + i, 0.5f);
+    }
+  }
+
+  void Step(OptimizerKind kind, bool has_momentum,
+            std::span<const StepScalars> scalars) {
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      if (!layout_.tensors()[i].trainable) continue;
+      WholeTensor& t = tensors_[i];
+      const bool is_sgd = kind == OptimizerKind::kSgd;
+      kernels::Reference().optimizer_step(
+          kind, scalars[layout_.tensors()[i].group], t.master.size(),
+          t.gradient.data(), t.master.data(),
+          is_sgd && !has_momentum ? nullptr : t.m.data(),
+          is_sgd ? nullptr : t.v.data(), layout_.tensors()[i].dtype,
+          t.weights.data());
+    }
+  }
+
+  const WholeTensor& operator[](TensorId id) const {
+    return tensors_[id.value()];
+  }
+
+ private:
+  const layout::Layout& layout_;
+  std::vector<WholeTensor> tensors_;
+};
+
+class CountingObserver final : public UpdateObserver {
+ public:
+  void OnUpdated(BucketId bucket) override {
+    EXPECT_FALSE(is_inside_call);
+    ++counts[bucket];
+  }
+  std::map<BucketId, int> counts;
+  bool is_inside_call = false;
+};
+
+// One node: its state, published weights and optimizer.
+class Node {
+ public:
+  Node(const layout::Layout& layout, NodeRank node, OptimizerKind kind,
+       bool has_momentum, device::Device* device, base::ComputePool* pool,
+       const kernels::Kernels& kernels = kernels::Reference())
+      : layout_(layout), node_(node) {
+    weights_ = *device->AllocateShared(layout.weights_bytes(), "weights");
+    state_ = *ShardState::Create(device, layout, node, kind, has_momentum);
+    parts_ = {.layout = &layout_,
+              .node = node,
+              .kernels = &kernels,
+              .pool = pool,
+              .device = device,
+              .state = state_.get(),
+              .weights = weights_->bytes(),
+              .observer = &observer_};
+  }
+
+  absl::Status Create(std::unique_ptr<UndoLog> undo = nullptr) {
+    auto optimizer = Optimizer::Create(parts_, std::move(undo));
+    if (!optimizer.ok()) return optimizer.status();
+    optimizer_ = *std::move(optimizer);
+    return absl::OkStatus();
+  }
+
+  void LoadWeights(const PlainLoop& plain) {
+    for (size_t i = 0; i < layout_.tensors().size(); ++i) {
+      const std::vector<std::byte>& from = plain[TensorId(i)].weights;
+      std::ranges::copy(
+          from, weights_->bytes().begin() + layout_.places()[i].weight_offset);
+    }
+  }
+
+  void LoadGradients(const PlainLoop& plain) {
+    // Padding is poison: I3.
+    std::ranges::fill(state_->gradient(),
+                      std::numeric_limits<float>::quiet_NaN());
+    ForPieces([&](const layout::Piece& piece) {
+      std::copy_n(plain[piece.tensor].gradient.begin() + piece.begin,
+                  piece.size(),
+                  state_->gradient().begin() + piece.state_offset);
+    });
+  }
+
+  absl::Status Begin(Step step, std::span<const StepScalars> scalars) {
+    return optimizer_->BeginStep(kGeneration, step, scalars);
+  }
+
+  void StartAll() {
+    observer_.is_inside_call = true;
+    for (const layout::Bucket& bucket : layout_.buckets()) {
+      optimizer_->StartUpdate(bucket.id);
+    }
+    observer_.is_inside_call = false;
+  }
+
+  // Bit for bit: its own pieces; other bytes of the segment are untouched.
+  void ExpectEquals(const PlainLoop& plain) {
+    ForPieces([&](const layout::Piece& piece) {
+      const WholeTensor& whole = plain[piece.tensor];
+      EXPECT_TRUE(Same(state_->master(), whole.master, piece));
+      if (state_->num_moments() > 0) {
+        EXPECT_TRUE(Same(state_->moment(0), whole.m, piece));
+      }
+      if (state_->num_moments() > 1) {
+        EXPECT_TRUE(Same(state_->moment(1), whole.v, piece));
+      }
+      const int size = SizeOf(layout_.tensor(piece.tensor).dtype);
+      EXPECT_EQ(std::memcmp(weights_->bytes().data() +
+                                layout_.place(piece.tensor).weight_offset +
+                                piece.begin * size,
+                            whole.weights.data() + piece.begin * size,
+                            piece.size() * size),
+                0);
+    });
+  }
+
+  std::span<std::byte> weights() { return weights_->bytes(); }
+  ShardState& state() { return *state_; }
+  Optimizer& optimizer() { return *optimizer_; }
+  CountingObserver& observer() { return observer_; }
+
+ private:
+  template <typename Visit>
+  void ForPieces(Visit visit) {
+    for (const layout::Bucket& bucket : layout_.buckets()) {
+      for (const auto& piece : bucket.shards[node_.value()].pieces) {
+        visit(piece);
+      }
+    }
+  }
+
+  static bool Same(std::span<const float> state,
+                   const std::vector<float>& whole,
+                   const layout::Piece& piece) {
+    return std::memcmp(state.data() + piece.state_offset,
+                       whole.data() + piece.begin,
+                       piece.size() * sizeof(float)) == 0;
+  }
+
+  const layout::Layout& layout_;
+  const NodeRank node_;
+  std::unique_ptr<device::SharedBuffer> weights_;
+  std::unique_ptr<ShardState> state_;
+  CountingObserver observer_;
+  Parts parts_;
+  std::unique_ptr<Optimizer> optimizer_;
+};
+
+struct Case {
+  OptimizerKind kind;
+  bool has_momentum;
+};
+
+constexpr Case kCases[] = {{OptimizerKind::kSgd, false},
+                           {OptimizerKind::kSgd, true},
+                           {OptimizerKind::kAdam, false},
+                           {OptimizerKind::kAdamW, false}};
+
+class OptimizerTest : public testing::Test {
+ protected:
+  base::SimExecutor executor_{5};
+  device::HostDevice device_{{}, &executor_};
+};
+
+TEST_F(OptimizerTest, EqualsThePlainLoopForAnyCut) {  // I9, I14, I25
+  for (const Case& c : kCases) {
+    for (const int nodes : {1, 3}) {
+      for (const uint64_t bucket_bytes : {1, 40'000, 1 << 22}) {
+        for (const uint64_t chunk_bytes : {1, 30'000}) {
+          const layout::Layout layout =
+              MakeLayout(nodes, bucket_bytes, chunk_bytes);
+          for (int r = 0; r < nodes; ++r) {
+            base::SimComputePool pool(&executor_, r, 1 + r);
+            Node node(layout, NodeRank(r), c.kind, c.has_momentum, &device_,
+                      &pool);
+            ASSERT_THAT(node.Create(), IsOk());
+            PlainLoop own(layout);
+            node.LoadWeights(own);
+            node.optimizer().InitializeFromWeights();
+            for (int64_t step = 1; step <= 3; ++step) {
+              const auto scalars = ScalarsOf(c.kind, step, c.has_momentum);
+              own.NewGradients(step);
+              node.LoadGradients(own);
+              own.Step(c.kind, c.has_momentum, scalars);
+              ASSERT_THAT(node.Begin(Step(step), scalars), IsOk());
+              node.StartAll();
+              ASSERT_TRUE(executor_.RunUntilIdle());
+              node.ExpectEquals(own);
+              ASSERT_FALSE(HasFailure());
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_F(OptimizerTest, ReportsEachBucketOnceOwnedOrNot) {
+  const layout::Layout layout = MakeLayout(5, 8192, 8192);  // a cell a bucket
+  base::SimComputePool pool(&executor_, 3, 2);
+  Node node(layout, NodeRank(0), OptimizerKind::kAdam, false, &device_, &pool);
+  ASSERT_THAT(node.Create(), IsOk());
+  ASSERT_EQ(layout.state_elements(NodeRank(0)), 0);
+  ASSERT_THAT(node.Begin(Step(1), ScalarsOf(OptimizerKind::kAdam, 1, false)),
+              IsOk());
+  node.StartAll();
+  ASSERT_TRUE(executor_.RunUntilIdle());
+  EXPECT_EQ(node.observer().counts.size(), layout.buckets().size());
+  for (const auto& [bucket, count] : node.observer().counts) {
+    EXPECT_EQ(count, 1) << bucket.ToString();
+  }
+}
+
+TEST_F(OptimizerTest, AChunkIsUpdatedOnceAStep) {  // I14, I19
+  const layout::Layout layout = MakeLayout(1, 1 << 20, 16384);
+  base::SimComputePool pool(&executor_, 3, 2);
+  Node node(layout, NodeRank(0), OptimizerKind::kAdamW, false, &device_, &pool);
+  ASSERT_THAT(node.Create(), IsOk());
+  PlainLoop plain(layout);
+  node.LoadWeights(plain);
+  node.optimizer().InitializeFromWeights();
+  plain.NewGradients(1);
+  node.LoadGradients(plain);
+  const auto scalars = ScalarsOf(OptimizerKind::kAdamW, 1, false);
+  plain.Step(OptimizerKind::kAdamW, false, scalars);
+  for (int time = 0; time < 2; ++time) {  // the second one changes nothing
+    ASSERT_THAT(node.Begin(Step(1), scalars), IsOk());
+    node.StartAll();
+    ASSERT_TRUE(executor_.RunUntilIdle());
+    node.ExpectEquals(plain);
+  }
+}
+
+TEST_F(OptimizerTest, FrozenAndOthersBytesStayUntouched) {  // I5, I14
+  const layout::Layout layout = MakeLayout(2, 30'000, 16384);
+  base::SimComputePool pool(&executor_, 3, 2);
+  Node node(layout, NodeRank(1), OptimizerKind::kAdamW, false, &device_, &pool);
+  ASSERT_THAT(node.Create(), IsOk());
+  PlainLoop plain(layout);
+  plain.NewGradients(1);
+  node.LoadGradients(plain);
+  std::ranges::fill(node.weights(), std::byte{0x5a});
+  ASSERT_THAT(node.Begin(Step(1), ScalarsOf(OptimizerKind::kAdamW, 1, false)),
+              IsOk());
+  node.StartAll();
+  ASSERT_TRUE(executor_.RunUntilIdle());
+  std::vector<bool> is_owned(node.weights().size());
+  for (const layout::Bucket& bucket : layout.buckets()) {
+    for (const layout::Piece& piece : bucket.shards[1].pieces) {
+      const int size = SizeOf(layout.tensor(piece.tensor).dtype);
+      const uint64_t offset = layout.place(piece.tensor).weight_offset;
+      std::fill(is_owned.begin() + offset + piece.begin * size,
+                is_owned.begin() + offset + piece.end * size, true);
+    }
+  }
+  for (size_t i = 0; i < is_owned.size(); ++i) {
+    ASSERT_TRUE(is_owned[i] || node.weights()[i] == std::byte{0x5a}) << i;
+  }
+}
+
+TEST_F(OptimizerTest, RefusesScalarsThatDoNotFit) {  // I27
+  const layout::Layout layout = MakeLayout(1, 1 << 20, 16384);
+  base::SimComputePool pool(&executor_, 3, 2);
+  Node node(layout, NodeRank(0), OptimizerKind::kSgd, false, &device_, &pool);
+  ASSERT_THAT(node.Create(), IsOk());
+  const auto momentum = ScalarsOf(OptimizerKind::kSgd, 1, true);
+  EXPECT_THAT(node.Begin(Step(1), momentum),
+              StatusIs(absl::StatusCode::kInvalidArgument, "momentum"));
+  const auto scalars = ScalarsOf(OptimizerKind::kSgd, 1, false);
+  EXPECT_THAT(node.Begin(Step(1), std::span(scalars).first(1)),
+              StatusIs(absl::StatusCode::kInvalidArgument, "1 param groups"));
+  EXPECT_THAT(node.Begin(Step(1), scalars), IsOk());
+}
+
+TEST_F(OptimizerTest, RealThreadsGiveTheSameBits) {  // I22, I25
+  const layout::Layout layout = MakeLayout(1, 30'000, 8192);
+  base::MonotonicClock clock;
+  auto loop = *base::EventLoop::Create(&clock);
+  base::ThreadPool pool({.num_threads = 3}, loop.get());
+  Node node(layout, NodeRank(0), OptimizerKind::kAdamW, false, &device_, &pool);
+  ASSERT_THAT(node.Create(), IsOk());
+  PlainLoop plain(layout);
+  node.LoadWeights(plain);
+  node.optimizer().InitializeFromWeights();
+  for (int64_t step = 1; step <= 10; ++step) {
+    const auto scalars = ScalarsOf(OptimizerKind::kAdamW, step, false);
+    plain.NewGradients(step);
+    node.LoadGradients(plain);
+    plain.Step(OptimizerKind::kAdamW, false, scalars);
+    ASSERT_THAT(node.Begin(Step(step), scalars), IsOk());
+    node.observer().counts.clear();
+    node.StartAll();
+    while (node.observer().counts.size() < layout.buckets().size()) {
+      loop->RunOnce(absl::Seconds(1));
+    }
+    node.ExpectEquals(plain);
+    ASSERT_FALSE(HasFailure());
+  }
+}
+
+// A kernel that kills the process in the middle of an array of its n-th call.
+int calls_to_live = 0;
+
+void DyingStep(OptimizerKind kind, const StepScalars& scalars, int64_t count,
+               const float* gradient, float* master, float* m, float* v,
+               DType dtype, void* weights) {
+  const bool is_last = --calls_to_live == 0;
+  kernels::Reference().optimizer_step(kind, scalars,
+                                      is_last ? count / 2 : count, gradient,
+                                      master, m, v, dtype, weights);
+  if (is_last) kill(getpid(), SIGKILL);
+}
+
+TEST_F(OptimizerTest, ADeathInTheMiddleIsHealedByTheNextLife) {  // I20
+  const layout::Layout layout = MakeLayout(1, 30'000, 16384);
+  const auto scalars = ScalarsOf(OptimizerKind::kAdamW, 1, false);
+  PlainLoop plain(layout);
+  plain.NewGradients(1);
+  PlainLoop before(layout);
+  plain.Step(OptimizerKind::kAdamW, false, scalars);
+  kernels::Kernels dying = kernels::Reference();
+  dying.optimizer_step = DyingStep;
+
+  for (int death = 1; death <= 12; ++death) {
+    base::SimComputePool pool(&executor_, 3, 2);
+    Node node(layout, NodeRank(0), OptimizerKind::kAdamW, false, &device_,
+              &pool, dying);
+    auto undo = UndoLog::Create(&device_, layout, NodeRank(0), 2, 2);
+    ASSERT_THAT(undo, IsOk());
+    node.LoadWeights(before);
+    const pid_t child = fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      calls_to_live = death;
+      if (!node.Create(*std::move(undo)).ok()) _exit(1);
+      node.optimizer().InitializeFromWeights();
+      node.LoadGradients(plain);
+      if (!node.Begin(Step(1), scalars).ok()) _exit(1);
+      node.StartAll();
+      executor_.RunUntilIdle();
+      _exit(2);  // nobody died
+    }
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    ASSERT_TRUE(WIFSIGNALED(status)) << WEXITSTATUS(status);
+
+    EXPECT_TRUE((*undo)->has_open_chunks());
+    const auto restored = (*undo)->RestoreOpenChunks(&node.state());
+    ASSERT_THAT(restored, IsOk());
+    ASSERT_EQ(restored->size(), 1u);
+    EXPECT_EQ(restored->front().step, Step(1));
+    ASSERT_THAT(node.Create(*std::move(undo)), IsOk());
+    calls_to_live = 0;  // counts down for ever
+    ASSERT_THAT(node.Begin(Step(1), scalars), IsOk());
+    node.StartAll();
+    ASSERT_TRUE(executor_.RunUntilIdle());
+    node.ExpectEquals(plain);
+    ASSERT_FALSE(HasFailure()) << "death in call " << death;
+  }
+}
+
+// Negative control: without the restore the half-updated chunk is updated
+// twice, and an optimizer refuses to go on with it.
+TEST_F(OptimizerTest, OpenChunksMustBeRestoredFirst) {
+  const layout::Layout layout = MakeLayout(1, 30'000, 16384);
+  base::SimComputePool pool(&executor_, 3, 2);
+  Node node(layout, NodeRank(0), OptimizerKind::kAdamW, false, &device_, &pool);
+  auto undo = UndoLog::Create(&device_, layout, NodeRank(0), 2, 2);
+  ASSERT_THAT(undo, IsOk());
+  (*undo)->Save(0, 0, 1, &node.state());
+  EXPECT_THAT(node.Create(*std::move(undo)),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "restore"));
+  undo = UndoLog::Create(&device_, layout, NodeRank(0), 2, 1);
+  ASSERT_THAT(undo, IsOk());
+  EXPECT_THAT(node.Create(*std::move(undo)),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "1 threads"));
+}
+
+}  // namespace
+}  // namespace ballast::optimizer
