@@ -39,9 +39,9 @@ class Bazel:
         if self._base:
             argv.append("--output_base=" + self._base)
         argv.append(command)
-        if command in ("build", "test"):
-            if self._base:  # the tree's convenience links are not ours
-                argv.append("--symlink_prefix=/")
+        if command in ("build", "test") and self._base:
+            argv.append("--symlink_prefix=/")  # the tree's links are not ours
+        if command in ("build", "test", "info"):
             argv += self._flags
         return subprocess.run(argv + list(arguments), cwd=self.root,
                               stdin=subprocess.DEVNULL, check=False, **options)
@@ -57,6 +57,14 @@ class Bazel:
             raise RuntimeError("\n".join(errors) or "bazel query " +
                                expression)
         return done.stdout
+
+    def outputs(self) -> str:
+        """The folder of programs and generated headers."""
+        done = self.run("info", ["bazel-bin"], stdout=subprocess.PIPE,
+                        stderr=subprocess.PIPE, text=True)
+        if done.returncode != 0:
+            raise RuntimeError("bazel info: " + done.stderr.strip())
+        return done.stdout.strip()
 
     def labels(self, expression: str) -> List[str]:
         return self.query(expression).split()

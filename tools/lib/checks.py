@@ -11,6 +11,7 @@ from typing import Callable, Dict, List, NamedTuple, Optional
 import sources
 
 _FORMATTER = "clang-format-14"
+_ANALYZER = "clang++-14"
 _LONG, _TOO_LONG, _TOO_LONG_TEST = 400, 1000, 1200
 _README_LINES = 60
 _UNMEASURED = ("tests/golden/", "LICENSE", "third_party/")
@@ -139,6 +140,29 @@ def scripts(root: str) -> List[str]:
                                   stderr=subprocess.PIPE)
             if done.returncode != 0:
                 found.append(done.stderr.strip())
+    return found
+
+
+def locks(root: str, outputs: str) -> List[str]:
+    """Clang's thread-safety analysis of everything that has a base::Mutex:
+    GCC does not know the annotations. `outputs` holds the generated headers,
+    so this one wants a build."""
+    if shutil.which(_ANALYZER) is None:
+        raise Skipped("no %s on this machine" % _ANALYZER)
+    found = []
+    for path in sources.files(root, (".cc",)):
+        texts = [_read(root, p) for p in (path, path[:-2] + "h")
+                 if os.path.exists(os.path.join(root, p))]
+        if not any('"server/base/mutex.h"' in text for text in texts):
+            continue
+        done = subprocess.run(
+            [_ANALYZER, "-std=c++20", "-fsyntax-only", "-Wthread-safety",
+             "-Werror=thread-safety", "-iquote", ".", "-iquote", outputs,
+             path], cwd=root, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            check=False)
+        if done.returncode != 0:
+            found.append(done.stdout.strip())
     return found
 
 

@@ -2,6 +2,7 @@
 """Each ban must catch its word, spare its likeness, and honour its places."""
 
 import os
+import shutil
 import sys
 import tempfile
 import unittest
@@ -131,6 +132,27 @@ class TreeTest(unittest.TestCase):
         self._write("a/bad.sh", "#!/bin/sh\nif true\n")
         self._write("a/good", "#!/bin/sh\ntrue\n")
         self.assertEqual(2, len(checks.scripts(self._folder.name)))
+
+    def test_locks(self):
+        if shutil.which("clang++-14") is None:
+            self.skipTest("no clang++-14 on this machine")
+        self._write("server/base/mutex.h", """
+            struct __attribute__((capability("mutex"))) Mutex {
+              void Lock() __attribute__((acquire_capability()));
+              void Unlock() __attribute__((release_capability()));
+            };
+        """)
+        text = """
+            #include "server/base/mutex.h"
+            Mutex m;
+            int guarded __attribute__((guarded_by(m)));
+            void Good() { m.Lock(); guarded = 1; m.Unlock(); }
+        """
+        self._write("a/good.cc", text)
+        self._write("a/bad.cc", text + "void Bad() { guarded = 2; }\n")
+        found = checks.locks(self._folder.name, "none")
+        self.assertEqual(1, len(found), found)
+        self.assertIn("a/bad.cc", found[0])
 
     def test_outputs_are_no_sources(self):
         self._write(".out/a.cc", "")

@@ -4,7 +4,6 @@ says where they are. As a program: prints shell code for tools/env."""
 import os
 import shlex
 import signal
-import subprocess
 import sys
 from typing import Dict
 
@@ -33,13 +32,11 @@ def build() -> Dict[str, str]:
                          stdout=sys.stderr)
         if done.returncode != 0:
             raise BuildFailed("the build failed")
-        done = bazel.run("info", ["bazel-bin"], stdout=subprocess.PIPE,
-                         stderr=subprocess.DEVNULL, text=True)
-        if done.returncode != 0:
-            raise BuildFailed("bazel info failed")
+        outputs = bazel.outputs()
+    except RuntimeError as error:
+        raise BuildFailed(str(error)) from error
     finally:
         bazel.stop()
-    outputs = done.stdout.strip()
     return {name: os.path.join(outputs, *label[2:].split(":"))
             for name, label in _PROGRAMS.items()}
 

@@ -166,6 +166,9 @@ def main() -> int:
             if whole:
                 run.checks()
             run.tests("")
+            if whole:
+                run.check("locks", lambda: checks.locks(
+                    _ROOT, run.bazel.outputs()))
     except KeyboardInterrupt:
         interrupted = True
         run.total += results.Counts(0, 1, 0, ["FAILED: interrupted"])
