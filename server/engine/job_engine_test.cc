@@ -433,7 +433,6 @@ class AnyOrder : public JobEngineTest {
       for (size_t i = events.size(); i > 1; --i) {
         std::swap(events[i - 1], events[random.Below(i)]);
       }
-      TakeLog();
       for (const auto& [rank, what] : events) {
         if (what == kBuckets) {
           Input(rank);
