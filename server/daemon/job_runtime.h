@@ -1,0 +1,164 @@
+// One job on one node, wired: the only place where session, membership,
+// engine, collective and optimizer meet. It decides nothing about steps; it
+// orders the life of the job.
+//
+//   all workers ready -> Join -> View -> collective of the generation
+//     -> initial weights from node 0 to all -> masters -> engine starts
+//   Abort -> collective cancelled -> collective of the next generation -> starts
+//   end   -> engine stopped, collective cancelled, updates done -> memory free
+//
+// Threading: control thread only.
+// Ownership: keeps all parts of the job but the LocalJob, which Sessions keeps
+// until Stop has called back.
+#ifndef SERVER_DAEMON_JOB_RUNTIME_H_
+#define SERVER_DAEMON_JOB_RUNTIME_H_
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "kernels/kernels.h"
+#include "proto/peer.pb.h"
+#include "server/base/clock.h"
+#include "server/base/compute_pool.h"
+#include "server/base/executor.h"
+#include "server/base/ids.h"
+#include "server/collective/collective.h"
+#include "server/device/device.h"
+#include "server/engine/job_engine.h"
+#include "server/engine/ports.h"
+#include "server/membership/membership.h"
+#include "server/metrics/metrics.h"
+#include "server/optimizer/optimizer.h"
+#include "server/optimizer/shard_state.h"
+#include "server/session/local_job.h"
+#include "server/session/session.h"
+#include "server/transport/peer_link.h"
+#include "server/transport/transport.h"
+
+namespace ballast::daemon {
+
+class JobRuntimeHost {
+ public:
+  virtual ~JobRuntimeHost() = default;
+  // The job cannot go on here; EndJob follows. Never from inside StartJob.
+  virtual void FailJob(session::LocalJob* job, const absl::Status& why) = 0;
+};
+
+struct JobRuntimeParts {
+  session::LocalJob* job = nullptr;
+  JobRuntimeHost* host = nullptr;
+  Incarnation incarnation;  // of this job's life on this node
+  const base::Clock* clock = nullptr;
+  base::Executor* executor = nullptr;
+  base::ComputePool* pool = nullptr;
+  device::Device* device = nullptr;
+  const kernels::Kernels* kernels = nullptr;
+  transport::Transport* transport = nullptr;  // null with one node
+  transport::PeerLink* peer_link = nullptr;   // null with one node
+  std::shared_ptr<metrics::JobMetrics> metrics;  // shared with the scrape
+  int buckets_in_flight = 8;
+  absl::Duration join_timeout = absl::InfiniteDuration();
+  absl::Duration peer_timeout = absl::InfiniteDuration();
+};
+
+class JobRuntime final : public session::JobObserver,
+                         public engine::WorkerPort,
+                         public engine::MemberPort,
+                         public membership::MembershipObserver,
+                         public membership::FramePort,
+                         public optimizer::UpdateObserver,
+                         public collective::CollectiveObserver {
+ public:
+  // Allocates the job's state. ResourceExhausted if it has no room.
+  static absl::StatusOr<std::unique_ptr<JobRuntime>> Create(
+      JobRuntimeParts parts);
+  ~JobRuntime() override;
+
+  // Ends this node's part. OK: its workers closed the job, what other nodes
+  // still need is finished first. `done` is posted once nothing touches the
+  // job's memory; this may be deleted then.
+  void Stop(const absl::Status& why, absl::AnyInvocable<void() &&> done);
+
+  // A frame that names this job.
+  void OnFrame(NodeRank from, const v1::PeerFrame& frame);
+
+  const session::LocalJob& job() const { return *parts_.job; }
+  const engine::JobEngine& engine() const { return *engine_; }
+  optimizer::ShardState& state() const { return *state_; }
+  Generation generation() const { return membership_->generation(); }
+  absl::Time last_progress() const { return last_progress_; }
+  // Whom or what the job waits for, in words; empty if for nobody.
+  std::string WaitingFor() const;
+
+  // session::JobObserver
+  void OnAllReady() override;
+  void OnPushed(LocalRank rank, BucketId bucket) override;
+  void OnStepInput(LocalRank rank, std::span<const proto::GroupValues> groups,
+                   std::string cursor) override;
+  void OnStepInputRefused(LocalRank rank, const absl::Status& why) override;
+  void OnWorkerLost(LocalRank rank, const absl::Status& why) override;
+  void OnAllClosed() override;
+  // engine::WorkerPort
+  void Open(Generation generation, Step step) override;
+  void Consumed(BucketId bucket, Generation generation, Step step) override;
+  void Published(BucketId bucket, Generation generation, Step step) override;
+  void Committed(const engine::StepSummary& summary) override;
+  void Finished(const engine::StepSummary& summary) override;
+  void Aborted(Step step, Generation next, const absl::Status& why) override;
+  // engine::MemberPort
+  void CastVote(const v1::Vote& vote) override;
+  void Leave(const absl::Status& why) override;
+  // membership::MembershipObserver
+  void OnView(Generation generation, const v1::View& view) override;
+  void OnCommit(const v1::Commit& commit) override;
+  void OnAbort(const v1::Abort& abort) override;
+  void OnEnded(absl::Status why) override;
+  // membership::FramePort
+  void Send(NodeRank to, const v1::PeerFrame& frame) override;
+  // optimizer::UpdateObserver
+  void OnUpdated(BucketId bucket) override;
+  // collective::CollectiveObserver
+  void OnReduced(BucketId bucket, const collective::Reduced& reduced) override;
+  void OnPublished(BucketId bucket) override;
+  void OnBroadcast() override;
+  void OnFailed(absl::Status status) override;
+
+ private:
+  explicit JobRuntime(JobRuntimeParts parts);
+  absl::Status Initialize();
+  v1::Join MakeJoin() const;
+  absl::Status MakeCollective(Generation generation);
+  void CancelCollective(absl::AnyInvocable<void() &&> then);
+  void StartFirst();
+  void Fail(const absl::Status& why);
+  void BeginStop();
+  void FinishStopIfQuiet();
+  void Post(absl::AnyInvocable<void() &&> fn);
+
+  const JobRuntimeParts parts_;
+  const int num_nodes_;
+  std::unique_ptr<optimizer::ShardState> state_;
+  std::unique_ptr<optimizer::Optimizer> optimizer_;
+  std::unique_ptr<engine::JobEngine> engine_;
+  std::unique_ptr<membership::Membership> membership_;
+  std::unique_ptr<collective::Collective> collective_;  // of the generation
+  Generation generation_;
+  Step first_step_;
+  bool has_joined_ = false;
+  bool has_started_ = false;
+  bool has_ended_ = false;     // for membership
+  bool is_stopping_ = false;
+  bool is_cancelling_ = false;  // a collective's Cancel is under way
+  absl::Time last_progress_;
+  absl::AnyInvocable<void() &&> stopped_;
+  std::shared_ptr<int> alive_;  // weak in what is posted
+};
+
+}  // namespace ballast::daemon
+
+#endif  // SERVER_DAEMON_JOB_RUNTIME_H_

@@ -1,0 +1,102 @@
+// One daemon's jobs, given its leaves: everything that is the same in the real
+// daemon and in a simulated one. It makes a JobRuntime for each job that the
+// sessions start, and hands frames of other nodes to the job they name.
+//
+//   Sessions --StartJob/EndJob--> Node --owns--> JobRuntime (one per job)
+//   PeerLink --OnFrame----------> Node --by job name--^
+//
+// Threading: control thread only.
+// Ownership: keeps Sessions and runtimes; borrows the leaves, which outlive it.
+// Destroying a node is a crash of the daemon: nobody is told anything.
+#ifndef SERVER_DAEMON_NODE_H_
+#define SERVER_DAEMON_NODE_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "kernels/kernels.h"
+#include "proto/admin.pb.h"
+#include "server/base/clock.h"
+#include "server/base/compute_pool.h"
+#include "server/base/executor.h"
+#include "server/base/random.h"
+#include "server/daemon/job_runtime.h"
+#include "server/device/device.h"
+#include "server/metrics/metrics.h"
+#include "server/session/sessions.h"
+#include "server/transport/peer_link.h"
+#include "server/transport/transport.h"
+
+namespace ballast::daemon {
+
+struct Leaves {
+  const base::Clock* clock = nullptr;
+  base::Executor* executor = nullptr;
+  base::ComputePool* pool = nullptr;
+  device::Device* device = nullptr;
+  base::Random* random = nullptr;
+  const kernels::Kernels* kernels = nullptr;
+  metrics::Metrics* metrics = nullptr;         // null: none
+  transport::Transport* transport = nullptr;   // null: one node only
+  transport::PeerLink* peer_link = nullptr;    // null: one node only
+};
+
+struct NodeOptions {
+  session::Options sessions;  // allow_many_nodes is set from the leaves
+  int buckets_in_flight = 8;
+  absl::Duration peer_timeout = absl::Seconds(30);
+};
+
+class Node final : public session::JobHost,
+                   public transport::PeerLinkObserver,
+                   public JobRuntimeHost {
+ public:
+  Node(const Leaves& leaves, const NodeOptions& options);
+  ~Node() override;
+  Node(const Node&) = delete;
+  Node& operator=(const Node&) = delete;
+
+  // Where workers' connections and calls go.
+  session::Sessions& sessions() { return *sessions_; }
+
+  // For `status`, `jobs`, `job NAME`.
+  std::vector<v1::JobSummary> Jobs() const;
+  absl::StatusOr<v1::GetJobReply> GetJob(const std::string& name) const;
+
+  // No job is left: it is safe to end.
+  bool is_empty() const { return runtimes_.empty(); }
+  int64_t dropped_frames() const { return dropped_frames_; }
+  // Null if there is no such job (any more). For checks in simulation.
+  const JobRuntime* Find(const std::string& name) const;
+
+  // session::JobHost
+  absl::StatusOr<session::JobObserver*> StartJob(
+      session::LocalJob* job) override;
+  void EndJob(session::LocalJob* job, const absl::Status& why,
+              absl::AnyInvocable<void() &&> done) override;
+  // transport::PeerLinkObserver
+  void OnFrame(NodeRank from, std::string frame) override;
+  // JobRuntimeHost
+  void FailJob(session::LocalJob* job, const absl::Status& why) override;
+
+ private:
+  v1::JobSummary Summarize(const session::LocalJob& job) const;
+
+  const Leaves leaves_;
+  const NodeOptions options_;
+  absl::flat_hash_map<std::string, std::unique_ptr<JobRuntime>> runtimes_;
+  std::unique_ptr<session::Sessions> sessions_;  // goes first
+  int64_t dropped_frames_ = 0;
+  std::shared_ptr<int> alive_;  // weak in what is posted
+};
+
+}  // namespace ballast::daemon
+
+#endif  // SERVER_DAEMON_NODE_H_
