@@ -128,6 +128,7 @@ class JobEngineImpl final : public JobEngine {
   }
 
   void OnUpdated(BucketId bucket) override {
+    if (updates_in_flight_ > 0) --updates_in_flight_;
     if (!IsAt(bucket, BucketStage::kUpdating)) return Stray();
     stages_[bucket.value()] = BucketStage::kPublishing;
     if (++committed_->buckets_updated == num_buckets_) {
@@ -148,6 +149,9 @@ class JobEngineImpl final : public JobEngine {
                                                   " cannot exchange buckets: ",
                                                   status.message())));
   }
+
+  void Stop() override { is_stopped_ = true; }
+  int updates_in_flight() const override { return updates_in_flight_; }
 
   Step open_step() const override {
     return open_.has_value() ? open_->step : Step();
@@ -171,7 +175,7 @@ class JobEngineImpl final : public JobEngine {
 
  private:
   bool IsOpen() const {
-    return open_.has_value() && collective_ != nullptr && !has_failed_;
+    return open_.has_value() && collective_ != nullptr && !is_stopped_;
   }
   bool IsAt(BucketId bucket, BucketStage stage) const {
     return IsOpen() && bucket.value() >= 0 && bucket.value() < num_buckets_ &&
@@ -274,6 +278,7 @@ class JobEngineImpl final : public JobEngine {
         parts_.optimizer->BeginStep(generation, step, scalars);
     if (!begun.ok()) return Fail(begun);
     for (int b = 0; b < num_buckets_; ++b) {
+      ++updates_in_flight_;
       parts_.optimizer->StartUpdate(BucketId(b));
     }
   }
@@ -319,8 +324,8 @@ class JobEngineImpl final : public JobEngine {
   }
 
   void Fail(const absl::Status& why) {
-    if (has_failed_) return;
-    has_failed_ = true;
+    if (is_stopped_) return;
+    is_stopped_ = true;
     parts_.members->Leave(why);
   }
 
@@ -337,7 +342,8 @@ class JobEngineImpl final : public JobEngine {
   Counts counts_;
   StepSummary last_summary_;
   StepMetrics metrics_;
-  bool has_failed_ = false;
+  int updates_in_flight_ = 0;
+  bool is_stopped_ = false;
 };
 
 }  // namespace

@@ -77,6 +77,11 @@ class JobEngine : public optimizer::UpdateObserver,
   virtual void OnCommit(const v1::Commit& commit) = 0;
   virtual void OnAbort(const v1::Abort& abort) = 0;
 
+  // Nothing is started any more, whatever comes. Updates that were started go
+  // on until OnUpdated.
+  virtual void Stop() = 0;
+  virtual int updates_in_flight() const = 0;
+
   virtual Step open_step() const = 0;
   virtual WeightVersion weight_version() const = 0;
   virtual bool is_idle() const = 0;  // nothing in flight, no open commit

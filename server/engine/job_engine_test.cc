@@ -365,6 +365,21 @@ TEST_F(JobEngineTest, FailedExchangeEndsTheJobOnce) {
                           "gone"));
 }
 
+TEST_F(JobEngineTest, StopWaitsForUpdatesAndStartsNothing) {
+  Make(2);
+  Compute();
+  engine_->OnCommit(CommitOf(1));
+  EXPECT_EQ(engine_->updates_in_flight(), 2);
+  TakeLog();
+  engine_->Stop();
+  Updated(0);
+  EXPECT_EQ(engine_->updates_in_flight(), 1);
+  Updated(1);
+  EXPECT_EQ(engine_->updates_in_flight(), 0);
+  PushAll();
+  EXPECT_THAT(TakeLog(), IsEmpty());
+}
+
 TEST_F(JobEngineTest, StagesAddUpToTheStep) {
   Make(1);
   clock_.Advance(absl::Seconds(100));  // wait

@@ -138,6 +138,7 @@ class Decider {
       frame.mutable_refusal()->set_code(
           static_cast<int>(absl::StatusCode::kInvalidArgument));
       frame.mutable_refusal()->set_text(difference);
+      frame.set_to_incarnation(node.incarnation.value());
       actions.push_back(SendTo(NodeRank(n), std::move(frame), difference));
       node = NodeState();
     }

@@ -64,7 +64,8 @@ class MembershipImpl final : public Membership {
       ToCoordinator(from, frame);
     } else if (frame.has_leave() && coordinator_.has_value()) {
       ToCoordinator(from, frame);
-    } else if (from == kCoordinator) {
+    } else if (from == kCoordinator &&
+               frame.to_incarnation() == parts_.incarnation.value()) {
       OnMember(CoordinatorFrame{frame});
     } else {
       ++dropped_frames_;
@@ -152,12 +153,18 @@ class MembershipImpl final : public Membership {
   void SendToAll(const v1::PeerFrame& frame) {
     for (int n = 0; n < parts_.num_nodes; ++n) SendTo(NodeRank(n), frame);
   }
-  void SendTo(NodeRank to, const v1::PeerFrame& frame) {
+  void SendTo(NodeRank to, v1::PeerFrame frame) {
+    if (frame.to_incarnation() == 0) {  // a refusal names it by itself
+      const NodeState& node = coordinator_->state.nodes[to.value()];
+      frame.set_to_incarnation(node.incarnation.value());
+    }
     if (to != parts_.node) {
       SendOut(to, frame);
       return;
     }
-    Post([this, frame = Sealed(frame)] { OnMember(CoordinatorFrame{frame}); });
+    Post([this, frame = Sealed(std::move(frame))] {
+      OnMember(CoordinatorFrame{frame});
+    });
   }
 
   // The member's voice.

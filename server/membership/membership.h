@@ -54,7 +54,7 @@ struct Parts {
   std::string job;
   NodeRank node;
   int num_nodes = 1;
-  Incarnation incarnation;
+  Incarnation incarnation;  // of this life of the job on this node
   kernels::OptimizerKind optimizer = kernels::OptimizerKind::kSgd;
   double gradient_clipping = 0;  // 0: off
   int64_t optimizer_step = 0;    // at start; carried on by the coordinator

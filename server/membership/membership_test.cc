@@ -276,8 +276,12 @@ TEST_F(MembershipTest, ForeignJobsAndForgedSendersAreDropped) {  // I27
   nodes_[1]->membership->OnFrame(NodeRank(0), frame);
   frame.set_from(0);
   frame.set_incarnation(5);
+  frame.set_to_incarnation(101);
   nodes_[1]->membership->OnFrame(NodeRank(0), frame);
-  EXPECT_EQ(nodes_[1]->membership->dropped_frames(), 3);
+  frame.set_incarnation(100);
+  frame.set_to_incarnation(77);  // for an earlier life of this node
+  nodes_[1]->membership->OnFrame(NodeRank(0), frame);
+  EXPECT_EQ(nodes_[1]->membership->dropped_frames(), 4);
   EXPECT_THAT(nodes_[1]->log, ElementsAre("view 1/1"));
 }
 
