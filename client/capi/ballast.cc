@@ -31,6 +31,11 @@ struct ballast_session {
 namespace {
 
 static_assert(sizeof(ballast_group) == sizeof(ballast::proto::GroupValues));
+// The ABI: other languages mirror these structs.
+static_assert(sizeof(ballast_error) == 16 + BALLAST_MESSAGE_BYTES);
+static_assert(sizeof(ballast_tensor) == 48);
+static_assert(sizeof(ballast_info) == 48);
+static_assert(sizeof(ballast_step_result) == 144);
 
 int Report(const absl::Status& status, ballast_error* error) {
   if (error != nullptr) {
