@@ -4,6 +4,8 @@
 #ifndef SERVER_DAEMON_OPTIONS_H_
 #define SERVER_DAEMON_OPTIONS_H_
 
+#include <cstdint>
+
 #include "absl/time/time.h"
 #include "proto/config.pb.h"
 #include "server/session/sessions.h"
@@ -14,6 +16,7 @@ namespace ballast::daemon {
 int ComputeThreads(const v1::Config& config);  // 0 -> one per core
 absl::Duration Hold(const v1::Config& config);
 absl::Duration JoinTimeout(const v1::Config& config);
+uint64_t MaxTotalBytes(const v1::Config& config);  // 0 -> 4/5 of the memory
 session::Options SessionOptions(const v1::Config& config);
 
 }  // namespace ballast::daemon

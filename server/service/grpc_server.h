@@ -7,10 +7,11 @@
 #ifndef SERVER_SERVICE_GRPC_SERVER_H_
 #define SERVER_SERVICE_GRPC_SERVER_H_
 
+#include <grpcpp/impl/codegen/service_type.h>
+#include <grpcpp/server.h>
+
 #include <memory>
 #include <string>
-
-#include <grpcpp/server.h>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -42,11 +43,10 @@ class GrpcServer {
 
  private:
   GrpcServer() = default;
-  void EnableHealth();
-
   std::unique_ptr<grpc::Service> service_;
   std::unique_ptr<grpc::Server> server_;
   std::string address_;
+  bool is_shut_down_ = false;
 };
 
 }  // namespace ballast::service

@@ -7,9 +7,9 @@
 #ifndef SERVER_SERVICE_WORKER_SERVICE_H_
 #define SERVER_SERVICE_WORKER_SERVICE_H_
 
-#include <memory>
-
 #include <grpcpp/impl/codegen/service_type.h>
+
+#include <memory>
 
 #include "server/base/executor.h"
 #include "server/service/node_control.h"

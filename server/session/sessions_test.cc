@@ -255,7 +255,7 @@ TEST_F(BoundedSessionsTest, TheSumIsBoundedToo) {
   Connect("a");
   Connect("b");
   AttachRequest request = SmallRequest("a", 0, 1);
-  request.job.tensors[0].shape = {40000};
+  request.job.tensors[0].shape = {30000};
   ASSERT_THAT(Attach("a", request), IsOk());
   request.job.name = "b";
   EXPECT_THAT(

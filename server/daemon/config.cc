@@ -1,0 +1,202 @@
+#include "server/daemon/config.h"
+
+#include <unistd.h>
+
+#include <fstream>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "server/base/names.h"
+#include "server/base/status_macros.h"
+#include "server/daemon/units.h"
+#include "server/daemon/yaml_message.h"
+
+namespace ballast::daemon {
+namespace {
+
+constexpr size_t kMaxConfigBytes = 1 << 20;
+constexpr size_t kMaxSocketPathBytes = 107;  // sockaddr_un
+
+absl::Status Wrong(const char* key, const std::string& value,
+                   const std::string& expected) {
+  return absl::InvalidArgumentError(absl::StrCat("config key \"", key, "\" is ",
+                                                 base::Quoted(value),
+                                                 ", expected ", expected));
+}
+
+template <typename T>
+absl::Status CheckRange(const char* key, T value, T min, T max) {
+  if (value >= min && value <= max) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("config key \"", key, "\" is ", value,
+                   ", expected a value in [", min, ", ", max, "]"));
+}
+
+absl::Status CheckSocket(const char* key, const std::string& address) {
+  const std::string path =
+      absl::StartsWith(address, "unix://") ? address.substr(7) : "";
+  if (path.empty() || path[0] != '/') {
+    return Wrong(key, address, "unix:///an/absolute/path");
+  }
+  if (path.size() > kMaxSocketPathBytes) {
+    return Wrong(
+        key, address,
+        absl::StrCat("a path of at most ", kMaxSocketPathBytes, " bytes"));
+  }
+  return absl::OkStatus();
+}
+
+bool IsHostPort(const std::string& address) {
+  const size_t colon = address.rfind(':');
+  uint32_t port = 0;
+  return colon != std::string::npos && colon > 0 &&
+         absl::SimpleAtoi(address.substr(colon + 1), &port) && port <= 65535;
+}
+
+absl::Status CheckHostPort(const char* key, const std::string& address) {
+  if (address == "off" || IsHostPort(address)) return absl::OkStatus();
+  return Wrong(key, address, "host:port (port 0 takes a free one) or off");
+}
+
+// Who reaches the admin address may drain the daemon: never the network.
+absl::Status CheckAdmin(const std::string& address) {
+  constexpr char kKey[] = "listen.admin";
+  if (absl::StartsWith(address, "unix:")) return CheckSocket(kKey, address);
+  const std::string host = address.substr(0, address.rfind(':'));
+  if (IsHostPort(address) &&
+      (host == "127.0.0.1" || host == "[::1]" || host == "localhost")) {
+    return absl::OkStatus();
+  }
+  return Wrong(kKey, address,
+               "unix:///path, or a port of 127.0.0.1: whoever reaches it may "
+               "drain the daemon");
+}
+
+absl::Status CheckListen(const v1::ListenConfig& listen) {
+  RETURN_IF_ERROR(CheckSocket("listen.workers", listen.workers()));
+  RETURN_IF_ERROR(CheckAdmin(listen.admin()));
+  RETURN_IF_ERROR(CheckHostPort("listen.http", listen.http()));
+  RETURN_IF_ERROR(CheckHostPort("listen.health", listen.health()));
+  if (listen.peer() != "off") {
+    return Wrong("listen.peer", listen.peer(),
+                 "off: it comes with the link between nodes");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckDuration(const char* key, const std::string& text) {
+  const auto duration = ParseDuration(text);
+  if (!duration.has_value() || *duration < absl::Seconds(1) ||
+      *duration > absl::Hours(24 * 30)) {
+    return Wrong(key, text, "a duration from \"1s\" to \"720h\"");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+v1::Config DefaultConfig() {
+  v1::Config config;
+  v1::ListenConfig& listen = *config.mutable_listen();
+  listen.set_workers("unix:///run/ballast/ballastd.sock");
+  listen.set_admin("unix:///run/ballast/admin.sock");
+  listen.set_http("0.0.0.0:7471");
+  listen.set_health("0.0.0.0:7472");
+  listen.set_peer("off");
+  char host[256] = "";
+  gethostname(host, sizeof(host) - 1);
+  config.mutable_node()->set_name(host);
+  v1::ComputeConfig& compute = *config.mutable_compute();
+  compute.set_threads(0);
+  compute.set_chunk_bytes(256 << 10);
+  compute.set_bucket_bytes(4 << 20);
+  compute.set_buckets_in_flight(8);
+  v1::LimitsConfig& limits = *config.mutable_limits();
+  limits.set_max_jobs(64);
+  limits.set_max_workers_per_job(1024);
+  limits.set_max_tensors(100'000);
+  config.mutable_jobs()->set_hold("10m");
+  config.mutable_jobs()->set_join_timeout("10m");
+  config.mutable_security();
+  config.mutable_log()->set_level("info");
+  return config;
+}
+
+absl::Status ApplyYaml(const std::string& yaml, v1::Config* config) {
+  return ApplyYamlTo(yaml, config);
+}
+
+absl::Status ApplyOverride(std::string_view override, v1::Config* config) {
+  const size_t equals = override.find('=');
+  if (equals == std::string_view::npos) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--set ", base::Quoted(override),
+                     " has no value: give section.key=value"));
+  }
+  return SetKey(override.substr(0, equals),
+                std::string(override.substr(equals + 1)), config);
+}
+
+absl::Status CheckConfig(const v1::Config& config) {
+  RETURN_IF_ERROR(CheckListen(config.listen()));
+  if (!config.node().coordinator().empty()) {
+    return Wrong("node.coordinator", config.node().coordinator(),
+                 "nothing: it comes with the link between nodes");
+  }
+  const v1::ComputeConfig& compute = config.compute();
+  RETURN_IF_ERROR(CheckRange("compute.threads", compute.threads(), 0, 1024));
+  RETURN_IF_ERROR(CheckRange<uint64_t>(
+      "compute.chunk_bytes", compute.chunk_bytes(), 8 << 10, 64 << 20));
+  RETURN_IF_ERROR(CheckRange<uint64_t>(
+      "compute.bucket_bytes", compute.bucket_bytes(), 8 << 10, 1 << 30));
+  RETURN_IF_ERROR(CheckRange("compute.buckets_in_flight",
+                             compute.buckets_in_flight(), 1, 4096));
+  const v1::LimitsConfig& limits = config.limits();
+  RETURN_IF_ERROR(CheckRange("limits.max_jobs", limits.max_jobs(), 1, 4096));
+  RETURN_IF_ERROR(CheckRange("limits.max_workers_per_job",
+                             limits.max_workers_per_job(), 1, 1024));
+  RETURN_IF_ERROR(
+      CheckRange("limits.max_tensors", limits.max_tensors(), 1, 100'000));
+  RETURN_IF_ERROR(CheckDuration("jobs.hold", config.jobs().hold()));
+  RETURN_IF_ERROR(
+      CheckDuration("jobs.join_timeout", config.jobs().join_timeout()));
+  const std::string& level = config.log().level();
+  if (level != "debug" && level != "info" && level != "warn" &&
+      level != "error") {
+    return Wrong("log.level", level, "debug, info, warn or error");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<v1::Config> LoadConfig(
+    const std::string& path, const std::vector<std::string>& overrides) {
+  v1::Config config = DefaultConfig();
+  if (!path.empty()) {
+    std::ifstream file(path);
+    if (!file) {
+      return absl::NotFoundError(
+          absl::StrCat("cannot open the configuration ", path));
+    }
+    std::string yaml(kMaxConfigBytes + 1, '\0');
+    file.read(yaml.data(), static_cast<std::streamsize>(yaml.size()));
+    yaml.resize(file.gcount());
+    if (yaml.size() > kMaxConfigBytes) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(path, " is longer than ", kMaxConfigBytes, " bytes"));
+    }
+    if (const absl::Status status = ApplyYaml(yaml, &config); !status.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(path, ": ", std::string(status.message())));
+    }
+  }
+  for (const std::string& override : overrides) {
+    RETURN_IF_ERROR(ApplyOverride(override, &config));
+  }
+  RETURN_IF_ERROR(CheckConfig(config));
+  return config;
+}
+
+std::string PrintConfig(const v1::Config& config) { return ToYaml(config); }
+
+}  // namespace ballast::daemon

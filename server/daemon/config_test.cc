@@ -1,0 +1,119 @@
+#include "server/daemon/config.h"
+
+#include <string>
+
+#include "gtest/gtest.h"
+#include "server/base/random.h"
+#include "server/base/status_matchers.h"
+
+namespace ballast::daemon {
+namespace {
+
+using base::IsOk;
+using base::StatusIs;
+
+constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+
+TEST(ConfigTest, DefaultsAreValidAndPrintable) {
+  const v1::Config config = DefaultConfig();
+  EXPECT_THAT(CheckConfig(config), IsOk());
+  v1::Config again;
+  ASSERT_THAT(ApplyYaml(PrintConfig(config), &again), IsOk());
+  EXPECT_EQ(PrintConfig(again), PrintConfig(config));
+}
+
+TEST(ConfigTest, YamlLiesOverDefaults) {
+  v1::Config config = DefaultConfig();
+  ASSERT_THAT(ApplyYaml("compute:\n  bucket_bytes: 256KiB\n  threads: 3\n"
+                        "listen: {http: off}\n"
+                        "security:\n  require_same_uid: true\n"
+                        "jobs:\n",
+                        &config),
+              IsOk());
+  EXPECT_EQ(config.compute().bucket_bytes(), 256 << 10);
+  EXPECT_EQ(config.compute().threads(), 3);
+  EXPECT_EQ(config.listen().http(), "off");
+  EXPECT_TRUE(config.security().require_same_uid());
+  EXPECT_EQ(config.jobs().hold(), "10m");  // an empty section changes nothing
+}
+
+TEST(ConfigTest, UnknownKeysAreErrorsWithTheNearest) {  // I21
+  v1::Config config = DefaultConfig();
+  EXPECT_THAT(ApplyYaml("compute:\n  thread: 1\n", &config),
+              StatusIs(kInvalid,
+                       "unknown config key \"compute.thread\"; the nearest "
+                       "known key is \"compute.threads\""));
+  EXPECT_THAT(ApplyYaml("hold: 1m\n", &config),
+              StatusIs(kInvalid, "\"jobs.hold\""));
+  EXPECT_THAT(ApplyYaml("lisen:\n  http: off\n", &config),
+              StatusIs(kInvalid, "\"listen\""));
+  EXPECT_THAT(ApplyOverride("log.levle=debug", &config),
+              StatusIs(kInvalid, "\"log.level\""));
+}
+
+TEST(ConfigTest, WrongTypesNameKeyValueAndExpectation) {
+  v1::Config config = DefaultConfig();
+  EXPECT_THAT(ApplyYaml("compute: {threads: many}", &config),
+              StatusIs(kInvalid,
+                       "config key \"compute.threads\" is \"many\", expected "
+                       "an integer"));
+  EXPECT_THAT(ApplyYaml("compute: {chunk_bytes: -1}", &config),
+              StatusIs(kInvalid, "expected a size"));
+  EXPECT_THAT(ApplyYaml("compute: 4", &config),
+              StatusIs(kInvalid, "expected a section"));
+  EXPECT_THAT(ApplyYaml("log: {level: [info]}", &config),
+              StatusIs(kInvalid, "expected one value"));
+  EXPECT_THAT(ApplyYaml("security: {require_same_uid: yes}", &config),
+              StatusIs(kInvalid, "true or false"));
+  EXPECT_THAT(ApplyYaml("log: {level: info, level: warn}", &config),
+              StatusIs(kInvalid, "given twice"));
+  EXPECT_THAT(ApplyYaml("- a\n- b", &config), StatusIs(kInvalid));
+  EXPECT_THAT(ApplyYaml("a: b: c:", &config), StatusIs(kInvalid, "not YAML"));
+}
+
+TEST(ConfigTest, OverridesComeLastAndAreStrict) {
+  const auto config =
+      LoadConfig("", {"jobs.hold=30s", "listen.http=127.0.0.1:0"});
+  ASSERT_THAT(config, IsOk());
+  EXPECT_EQ(config->jobs().hold(), "30s");
+  EXPECT_THAT(LoadConfig("", {"jobs.hold"}), StatusIs(kInvalid, "no value"));
+  EXPECT_THAT(LoadConfig("", {"jobs=1"}), StatusIs(kInvalid));
+  EXPECT_THAT(LoadConfig("", {"jobs.hold.x=1"}), StatusIs(kInvalid));
+}
+
+TEST(ConfigTest, BoundsAreChecked) {
+  for (const char* bad :
+       {"compute.threads=-1", "compute.chunk_bytes=1", "limits.max_jobs=0",
+        "compute.bucket_bytes=1TiB", "jobs.hold=0s", "jobs.hold=inf",
+        "jobs.join_timeout=fast", "log.level=loud", "listen.http=7471",
+        "listen.health=a:99999", "listen.workers=/run/x",
+        "listen.workers=unix://relative", "listen.admin=0.0.0.0:7473",
+        "listen.peer=0.0.0.0:7470", "node.coordinator=a:1"}) {
+    EXPECT_THAT(LoadConfig("", {bad}), StatusIs(kInvalid)) << bad;
+  }
+  EXPECT_THAT(
+      LoadConfig("", {"listen.workers=unix:///" + std::string(200, 'x')}),
+      StatusIs(kInvalid, "107 bytes"));
+}
+
+TEST(ConfigTest, AMissingFileIsNamed) {
+  EXPECT_THAT(
+      LoadConfig("/nonexistent/ballast.yaml", {}),
+      StatusIs(absl::StatusCode::kNotFound, "/nonexistent/ballast.yaml"));
+}
+
+TEST(ConfigTest, NoBytesCrashIt) {  // I27
+  base::SeededRandom random(3);
+  const std::string start = PrintConfig(DefaultConfig());
+  for (int round = 0; round < 500; ++round) {
+    std::string yaml = start;
+    for (int i = 0; i < 8; ++i) {
+      yaml[random.Below(yaml.size())] = static_cast<char>(random.Next());
+    }
+    v1::Config config = DefaultConfig();
+    if (ApplyYaml(yaml, &config).ok()) CheckConfig(config).IgnoreError();
+  }
+}
+
+}  // namespace
+}  // namespace ballast::daemon

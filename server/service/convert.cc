@@ -1,0 +1,179 @@
+#include "server/service/convert.h"
+
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "server/base/names.h"
+#include "server/base/status_macros.h"
+
+namespace ballast::service {
+namespace {
+
+absl::Status Missing(const char* field) {
+  return absl::InvalidArgumentError(absl::StrCat(field, " is missing"));
+}
+
+absl::StatusOr<kernels::DType> FromProto(v1::DType dtype,
+                                         const std::string& tensor) {
+  switch (dtype) {
+    case v1::DTYPE_FLOAT32:
+      return kernels::DType::kFloat32;
+    case v1::DTYPE_BFLOAT16:
+      return kernels::DType::kBFloat16;
+    case v1::DTYPE_FLOAT16:
+      return kernels::DType::kFloat16;
+    default:
+      return absl::InvalidArgumentError(absl::StrCat(
+          "tensor ", base::Quoted(tensor), ": dtype ", static_cast<int>(dtype),
+          " is not one of float32, bfloat16, float16"));
+  }
+}
+
+absl::StatusOr<kernels::OptimizerKind> FromProto(v1::OptimizerName name) {
+  switch (name) {
+    case v1::OPTIMIZER_SGD:
+      return kernels::OptimizerKind::kSgd;
+    case v1::OPTIMIZER_ADAM:
+      return kernels::OptimizerKind::kAdam;
+    case v1::OPTIMIZER_ADAMW:
+      return kernels::OptimizerKind::kAdamW;
+    default:
+      return absl::InvalidArgumentError(
+          absl::StrCat("optimizer ", static_cast<int>(name),
+                       " is not one of sgd, adam, adamw"));
+  }
+}
+
+absl::StatusOr<session::Resume> FromProto(v1::Resume resume) {
+  switch (resume) {
+    case v1::RESUME_AUTO:
+      return session::Resume::kAuto;
+    case v1::RESUME_NEVER:
+      return session::Resume::kNever;
+    case v1::RESUME_MUST:
+      return session::Resume::kMust;
+    default:
+      return absl::InvalidArgumentError(absl::StrCat(
+          "resume ", static_cast<int>(resume), " is not auto, never or must"));
+  }
+}
+
+kernels::HyperParameters FromProto(const v1::ParamGroup& group) {
+  return {group.lr(),        group.beta1(),        group.beta2(),
+          group.eps(),       group.weight_decay(), group.momentum(),
+          group.dampening(), group.nesterov()};
+}
+
+v1::ParamGroup ToProto(const kernels::HyperParameters& group) {
+  v1::ParamGroup proto;
+  proto.set_lr(group.lr);
+  proto.set_beta1(group.beta1);
+  proto.set_beta2(group.beta2);
+  proto.set_eps(group.eps);
+  proto.set_weight_decay(group.weight_decay);
+  proto.set_momentum(group.momentum);
+  proto.set_dampening(group.dampening);
+  proto.set_nesterov(group.nesterov);
+  return proto;
+}
+
+absl::StatusOr<layout::TensorSpec> FromProto(const v1::Tensor& tensor) {
+  layout::TensorSpec spec;
+  spec.name = tensor.name();
+  spec.shape.assign(tensor.shape().begin(), tensor.shape().end());
+  ASSIGN_OR_RETURN(spec.dtype, FromProto(tensor.dtype(), tensor.name()));
+  spec.trainable = !tensor.frozen();
+  if (tensor.group() > INT32_MAX) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("tensor ", base::Quoted(tensor.name()), ": group ",
+                     tensor.group(), " does not exist"));
+  }
+  spec.group = static_cast<int>(tensor.group());
+  return spec;
+}
+
+absl::StatusOr<session::JobSpec> FromProto(const v1::JobSpec& job) {
+  if (!job.has_optimizer()) return Missing("job.optimizer");
+  session::JobSpec spec;
+  spec.name = job.name();
+  if (!job.tenant().empty()) spec.tenant = job.tenant();
+  spec.tensors.reserve(job.tensors_size());
+  for (const v1::Tensor& tensor : job.tensors()) {
+    ASSIGN_OR_RETURN(layout::TensorSpec parsed, FromProto(tensor));
+    spec.tensors.push_back(std::move(parsed));
+  }
+  ASSIGN_OR_RETURN(spec.optimizer, FromProto(job.optimizer().name()));
+  for (const v1::ParamGroup& group : job.optimizer().groups()) {
+    spec.groups.push_back(FromProto(group));
+  }
+  if (!job.exchange().preset().empty()) {
+    spec.exchange = job.exchange().preset();
+  }
+  spec.gradient_clipping = job.gradient_clipping();
+  spec.bucket_bytes = job.bucket_bytes();
+  if (!std::isfinite(job.hold_seconds())) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "hold_seconds is ", job.hold_seconds(), ", must be finite"));
+  }
+  spec.hold = absl::Seconds(job.hold_seconds());
+  return spec;
+}
+
+}  // namespace
+
+absl::StatusOr<session::AttachRequest> FromProto(
+    const v1::AttachRequest& request) {
+  if (!request.has_job()) return Missing("job");
+  if (!request.has_topology()) return Missing("topology");
+  const v1::Topology& topology = request.topology();
+  session::AttachRequest parsed;
+  ASSIGN_OR_RETURN(parsed.job, FromProto(request.job()));
+  ASSIGN_OR_RETURN(parsed.resume, FromProto(request.resume()));
+  parsed.placement.rank = Rank(topology.rank());
+  parsed.placement.world_size = topology.world_size();
+  parsed.placement.local_rank = LocalRank(topology.local_rank());
+  parsed.placement.local_world_size = topology.local_world_size();
+  parsed.placement.node_rank = NodeRank(topology.node_rank());
+  parsed.has_initial_values = request.has_initial_values();
+  return parsed;
+}
+
+v1::AttachReply ToProto(const session::AttachReply& reply) {
+  const layout::Layout& layout = *reply.layout;
+  v1::AttachReply proto;
+  proto.set_incarnation(reply.incarnation.value());
+  proto.set_layout_digest(layout.digest());
+  for (const layout::TensorPlace& place : layout.places()) {
+    v1::TensorPlacement* const tensor = proto.add_tensors();
+    tensor->set_weight_offset(place.weight_offset);
+    tensor->set_gradient_offset(place.gradient_offset);
+    tensor->set_first_bucket(place.first_bucket);
+    tensor->set_last_bucket(place.last_bucket);
+  }
+  proto.set_num_buckets(static_cast<int>(layout.buckets().size()));
+  proto.set_weights_bytes(layout.weights_bytes());
+  proto.set_gradients_bytes(layout.gradients_bytes());
+  proto.set_initial_bytes(reply.initial_bytes);
+  proto.set_resumed(reply.resumed);
+  return proto;
+}
+
+v1::BeginReply ToProto(const session::BeginReply& reply) {
+  v1::BeginReply proto;
+  proto.set_generation(reply.generation.value());
+  proto.set_open_step(reply.open_step.value());
+  proto.set_weight_version(reply.weight_version.value());
+  proto.set_optimizer_step(reply.optimizer_step);
+  proto.set_cursor(reply.cursor);
+  for (const kernels::HyperParameters& group : reply.groups) {
+    *proto.add_groups() = ToProto(group);
+  }
+  proto.mutable_pushed_buckets()->Add(reply.pushed_buckets.begin(),
+                                      reply.pushed_buckets.end());
+  return proto;
+}
+
+}  // namespace ballast::service
