@@ -48,7 +48,8 @@ class CoordinatorTest : public ::testing::Test {
     v1::PeerFrame frame;
     frame.set_generation(generation);
     frame.mutable_vote()->set_step(step);
-    for (uint64_t limb : kernels::ExactSum().limbs()) {
+    const kernels::ExactSum zero;
+    for (uint64_t limb : zero.limbs()) {
       frame.mutable_vote()->add_norm2_limbs(limb);
     }
     frame.mutable_vote()->add_groups()->set_lr(lr);

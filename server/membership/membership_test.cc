@@ -77,7 +77,8 @@ class Node final : public MembershipObserver, public FramePort {
   void Vote(int64_t step, double lr = 1) {
     v1::Vote vote;
     vote.set_step(step);
-    for (uint64_t limb : kernels::ExactSum().limbs()) {
+    const kernels::ExactSum zero;
+    for (uint64_t limb : zero.limbs()) {
       vote.add_norm2_limbs(limb);
     }
     vote.add_groups()->set_lr(lr);
