@@ -47,9 +47,9 @@ struct FamilyInfo {
   std::string_view name;
   std::string_view help;
   Kind kind;
-  bool is_per_job;              // has the label job_id, first
-  std::vector<Label> labels;    // the bounded ones, in the order of With()
-  std::vector<double> buckets;  // histograms: upper bounds, ascending
+  bool is_per_job = false;           // has the label job_id, first
+  std::vector<Label> labels = {};    // the bounded ones, in order
+  std::vector<double> buckets = {};  // histograms: upper bounds, ascending
 };
 
 // In the order of Family, one entry each.

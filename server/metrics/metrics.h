@@ -17,13 +17,13 @@
 #include <atomic>
 #include <cstdint>
 #include <initializer_list>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/container/btree_map.h"
 #include "server/base/mutex.h"
 #include "server/metrics/families.h"
 
@@ -79,12 +79,16 @@ using SeriesList = std::vector<std::unique_ptr<Series>>;
 
 using LabelValues = std::initializer_list<std::string_view>;
 
-// A family or a label value that is not in the table is our own bug: CHECKed.
-class JobMetrics {
+// The series of all families of one kind: those of one job, or those of none.
+// Asking for a family or a label value that is not in the table is our own
+// bug: the process dies.
+class SeriesSet {
  public:
-  explicit JobMetrics(std::string job_id);
+  explicit SeriesSet(bool is_per_job);
 
-  const std::string& job_id() const { return job_id_; }
+  SeriesSet(const SeriesSet&) = delete;
+  SeriesSet& operator=(const SeriesSet&) = delete;
+
   Counter* counter(Family family, LabelValues values = {});
   Gauge* gauge(Family family, LabelValues values = {});
   Histogram* histogram(Family family, LabelValues values = {});
@@ -93,8 +97,16 @@ class JobMetrics {
  private:
   Series* Find(Family family, Kind kind, LabelValues values);
 
-  const std::string job_id_;
   std::vector<SeriesList> families_;  // by Family
+};
+
+class JobMetrics : public SeriesSet {
+ public:
+  explicit JobMetrics(std::string job_id);
+  const std::string& job_id() const { return job_id_; }
+
+ private:
+  const std::string job_id_;
 };
 
 struct BuildInfo {
@@ -103,33 +115,23 @@ struct BuildInfo {
   std::string compiler;
 };
 
-class Metrics {
+class Metrics : public SeriesSet {
  public:
   explicit Metrics(BuildInfo build_info);
 
-  Metrics(const Metrics&) = delete;
-  Metrics& operator=(const Metrics&) = delete;
-
-  Counter* counter(Family family, LabelValues values = {});
-  Gauge* gauge(Family family, LabelValues values = {});
-  Histogram* histogram(Family family, LabelValues values = {});
-
-  // Series of a job while the result lives: a handle that many hold, as the
-  // scrape does while it reads. Two jobs of one name do not run at once; the
-  // later one is exported.
+  // Series of a job while the result lives; shared, as a scrape holds on to
+  // what it reads. Two jobs of one name do not run at once; the later one is
+  // exported.
   std::shared_ptr<JobMetrics> StartJob(std::string job_id);
 
   const BuildInfo& build_info() const { return build_info_; }
-  // Of no job: the bounded families.
-  const JobMetrics& process_wide() const { return process_wide_; }
   // The live jobs, by name.
   std::vector<std::shared_ptr<JobMetrics>> jobs() const;
 
  private:
   const BuildInfo build_info_;
-  JobMetrics process_wide_;
   mutable base::Mutex mutex_;
-  absl::btree_map<std::string, std::weak_ptr<JobMetrics>> jobs_
+  std::map<std::string, std::weak_ptr<JobMetrics>> jobs_
       ABSL_GUARDED_BY(mutex_);
 };
 
