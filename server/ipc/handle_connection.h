@@ -47,9 +47,11 @@ class HandleConnection final : public WorkerLink {
     base::UniqueFd fd;
   };
 
+  uint32_t SocketEvents() const;
   void OnSocket(uint32_t epoll_events);
-  // False once the link is lost; `reason` then says why.
-  bool DrainDoorbells(bool* has_rung, absl::Status* reason);
+  void OnExit();
+  // An error is the end of the link, also the worker's own closing.
+  absl::Status DrainDoorbells(bool* has_rung);
   absl::Status FlushSegments();
   void Lose(const absl::Status& reason);
 
@@ -60,8 +62,9 @@ class HandleConnection final : public WorkerLink {
   base::EventLoop* const loop_;
   WorkerLinkObserver* observer_ = nullptr;
   std::deque<QueuedSegment> queue_;
-  // Cleared by the destructor: tells a running callback that `this` is gone.
-  bool* is_alive_ = nullptr;
+  bool has_seen_exit_ = false;
+  // Reports a failure of Start on the next turn.
+  base::TimerId failure_timer_ = 0;
 };
 
 }  // namespace ballast::ipc

@@ -34,6 +34,7 @@
 #include "server/base/event_loop.h"
 #include "server/base/random.h"
 #include "server/base/unique_fd.h"
+#include "server/ipc/socket_path.h"
 #include "server/ipc/worker_link.h"
 
 namespace ballast::ipc {
@@ -90,26 +91,25 @@ class HandleServer {
     base::TimerId deadline = 0;
   };
 
-  HandleServer(Options options, base::EventLoop* loop, base::Random* random,
-               Admission admission, WorkerAcceptor* acceptor,
-               base::UniqueFd lock, base::UniqueFd listener);
+  HandleServer(Options options, SocketPath path, base::EventLoop* loop,
+               base::Random* random, Admission admission,
+               WorkerAcceptor* acceptor);
 
   absl::Status StartAccepting();
   void OnAcceptable();
   void PauseAccepting();
   void AddPending(base::UniqueFd socket);
   void OnHello(int fd);
-  Pending TakePending(int fd);
-  void Refuse(Pending pending, const absl::Status& reason);
-  absl::Status Welcome(Pending* pending, base::UniqueFd pidfd);
+  absl::Status CheckHello(const Pending& pending, base::UniqueFd* pidfd);
+  void Refuse(const Pending& pending, const absl::Status& reason);
+  void Welcome(Pending pending, base::UniqueFd pidfd);
 
   const Options options_;
+  const SocketPath path_;
   base::EventLoop* const loop_;
   base::Random* const random_;
   Admission admission_;
   WorkerAcceptor* const acceptor_;
-  base::UniqueFd lock_;
-  base::UniqueFd listener_;
   bool is_accepting_ = false;
   base::TimerId resume_timer_ = 0;
   absl::flat_hash_map<int, Pending> pending_;  // by fd

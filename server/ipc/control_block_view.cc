@@ -1,0 +1,200 @@
+#include "server/ipc/control_block_view.h"
+
+#include <algorithm>
+#include <climits>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "server/base/futex.h"
+#include "server/base/status_macros.h"
+
+namespace ballast::ipc {
+namespace {
+
+// Copies what the other side may be writing right now: every word is loaded
+// once, so that a value that was checked is the value that is used.
+void CopyOnce(std::byte* to, const std::byte* from, size_t size) {
+  size_t i = 0;
+  for (; i + sizeof(uint64_t) <= size; i += sizeof(uint64_t)) {
+    uint64_t word;
+    __atomic_load(reinterpret_cast<const uint64_t*>(from + i), &word,
+                  __ATOMIC_RELAXED);
+    std::memcpy(to + i, &word, sizeof(word));
+  }
+  for (; i < size; ++i) {
+    __atomic_load(from + i, to + i, __ATOMIC_RELAXED);
+  }
+}
+
+}  // namespace
+
+uint64_t ControlBlockView::SizeBytes(int num_buckets, int num_groups) {
+  return proto::ControlBlockLayout::For(num_buckets, num_groups).size_bytes;
+}
+
+absl::Status ControlBlockView::CheckBounds(std::span<std::byte> memory,
+                                           int num_buckets, int num_groups) {
+  if (num_buckets < 0 || num_buckets > proto::kMaxBuckets || num_groups < 1 ||
+      num_groups > proto::kMaxParamGroups) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a control block of ", num_buckets, " buckets and ",
+                     num_groups, " param groups; at most ", proto::kMaxBuckets,
+                     " and ", proto::kMaxParamGroups, " are possible"));
+  }
+  const uint64_t size_bytes = SizeBytes(num_buckets, num_groups);
+  if (memory.size() < size_bytes ||
+      reinterpret_cast<uintptr_t>(memory.data()) % proto::kPageSize != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a control block needs ", size_bytes,
+                     " bytes on a page, not ", memory.size()));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ControlBlockView> ControlBlockView::Create(
+    std::span<std::byte> memory, int num_buckets, int num_groups) {
+  ASSIGN_OR_RETURN(ControlBlockView view,
+                   Adopt(memory, num_buckets, num_groups));
+  const proto::ControlBlockLayout& layout = view.layout_;
+  const proto::ControlBlockHeader header = {
+      .magic = proto::kControlBlockMagic,
+      .version = proto::kControlBlockVersion,
+      .num_buckets = static_cast<uint32_t>(num_buckets),
+      .num_groups = static_cast<uint32_t>(num_groups),
+      .reserved = 0,
+      .size_bytes = layout.size_bytes,
+      .daemon_area_offset = layout.daemon_area_offset,
+      .worker_area_offset = layout.worker_area_offset,
+      .groups_offset = layout.groups_offset,
+      .cursor_offset = layout.cursor_offset,
+      .pushed_offset = layout.pushed_offset,
+      .consumed_offset = layout.consumed_offset,
+      .published_offset = layout.published_offset,
+  };
+  std::memcpy(memory.data(), &header, sizeof(header));
+  return view;
+}
+
+absl::StatusOr<ControlBlockView> ControlBlockView::Adopt(
+    std::span<std::byte> memory, int num_buckets, int num_groups) {
+  RETURN_IF_ERROR(CheckBounds(memory, num_buckets, num_groups));
+  return ControlBlockView(memory.data(), num_buckets, num_groups);
+}
+
+ControlBlockView::ControlBlockView(std::byte* memory, int num_buckets,
+                                   int num_groups)
+    : memory_(memory),
+      num_buckets_(num_buckets),
+      num_groups_(num_groups),
+      layout_(proto::ControlBlockLayout::For(num_buckets, num_groups)) {}
+
+proto::DaemonArea* ControlBlockView::daemon_area() const {
+  return reinterpret_cast<proto::DaemonArea*>(memory_ +
+                                              layout_.daemon_area_offset);
+}
+
+proto::WorkerArea* ControlBlockView::worker_area() const {
+  return reinterpret_cast<proto::WorkerArea*>(memory_ +
+                                              layout_.worker_area_offset);
+}
+
+proto::Word* ControlBlockView::words(uint64_t offset, BucketId bucket) const {
+  return reinterpret_cast<proto::Word*>(memory_ + offset) + bucket.value();
+}
+
+uint64_t ControlBlockView::ReadPushed(BucketId bucket) const {
+  // acquire: the gradient was written before.
+  return words(layout_.pushed_offset, bucket)->load(std::memory_order_acquire);
+}
+
+uint64_t ControlBlockView::ReadStepInput() const {
+  // acquire: group values and cursor were written before.
+  return worker_area()->step_input.load(std::memory_order_acquire);
+}
+
+absl::Status ControlBlockView::ReadStepValues(
+    std::span<proto::GroupValues> groups, std::string* cursor) const {
+  uint32_t cursor_bytes;
+  __atomic_load(&worker_area()->cursor_bytes, &cursor_bytes, __ATOMIC_RELAXED);
+  if (cursor_bytes > proto::kMaxCursorBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("cursor of ", cursor_bytes, " bytes; at most ",
+                     proto::kMaxCursorBytes, " are allowed"));
+  }
+  const size_t num_groups = std::min<size_t>(groups.size(), num_groups_);
+  CopyOnce(reinterpret_cast<std::byte*>(groups.data()),
+           memory_ + layout_.groups_offset,
+           num_groups * sizeof(proto::GroupValues));
+  cursor->resize(cursor_bytes);
+  CopyOnce(reinterpret_cast<std::byte*>(cursor->data()),
+           memory_ + layout_.cursor_offset, cursor_bytes);
+  return absl::OkStatus();
+}
+
+void ControlBlockView::StoreConsumed(BucketId bucket, uint64_t word) {
+  words(layout_.consumed_offset, bucket)
+      ->store(word, std::memory_order_release);
+}
+
+void ControlBlockView::StorePublished(BucketId bucket, uint64_t word) {
+  // release: the weights are written before (I2).
+  words(layout_.published_offset, bucket)
+      ->store(word, std::memory_order_release);
+}
+
+void ControlBlockView::StoreOpen(Generation generation, Step step) {
+  daemon_area()->open.store(
+      proto::SequenceWord(generation.value(), step.value()),
+      std::memory_order_release);
+}
+
+void ControlBlockView::StoreCommitted(const StepReport& report) {
+  const uint64_t word =
+      proto::SequenceWord(report.generation.value(), report.step.value());
+  proto::StepRecord& record = daemon_area()->records[report.step.value() & 1];
+  // A reader that looks for an older step must not take a mixture for it.
+  record.word.store(0, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  record.outcome = report.outcome;
+  record.fallbacks = report.fallbacks;
+  record.weight_version = report.weight_version.value();
+  record.optimizer_step = report.optimizer_step;
+  record.grad_norm = report.grad_norm;
+  record.clip_factor = report.clip_factor;
+  record.lr = report.lr;
+  record.relative_error = report.relative_error;
+  record.wire_bytes_sent = report.wire_bytes_sent;
+  record.wire_bytes_received = report.wire_bytes_received;
+  record.payload_bytes = report.payload_bytes;
+  record.seconds = report.seconds;
+  std::copy(std::begin(report.stage_seconds), std::end(report.stage_seconds),
+            record.stage_seconds);
+  record.word.store(word, std::memory_order_release);
+  daemon_area()->committed.store(word, std::memory_order_release);
+}
+
+void ControlBlockView::StoreFailure(absl::StatusCode code, bool is_fatal,
+                                    uint64_t word, std::string_view text) {
+  proto::DaemonArea& area = *daemon_area();
+  // A sequence lock: odd while the fields change. Only this side writes it;
+  // its own count is read back, but nothing here depends on its value.
+  const uint32_t odd = area.failure.load(std::memory_order_relaxed) | 1;
+  area.failure.store(odd, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  area.failure_code = static_cast<int32_t>(code);
+  area.failure_fatal = is_fatal ? 1 : 0;
+  area.failure_word = word;
+  const size_t size =
+      std::min(text.size(), sizeof(area.failure_text) - 1);  // ends in NUL
+  std::memcpy(area.failure_text, text.data(), size);
+  std::memset(area.failure_text + size, 0, sizeof(area.failure_text) - size);
+  area.failure.store(odd + 1, std::memory_order_release);
+}
+
+void ControlBlockView::Wake() {
+  std::atomic<uint32_t>& wake = daemon_area()->wake;
+  wake.fetch_add(1, std::memory_order_release);
+  base::FutexWake(&wake, INT_MAX, base::FutexScope::kShared);
+}
+
+}  // namespace ballast::ipc

@@ -1,0 +1,264 @@
+#include "server/ipc/handle_server.h"
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "proto/handle_socket.h"
+#include "server/base/errno_status.h"
+#include "server/base/status_macros.h"
+#include "server/ipc/fd_passing.h"
+#include "server/ipc/handle_connection.h"
+#include "server/ipc/pidfd.h"
+
+namespace ballast::ipc {
+namespace {
+
+constexpr int kMaxAcceptsPerTurn = 16;
+// After the process ran out of descriptors: level-triggered events would spin.
+constexpr absl::Duration kAcceptPause = absl::Milliseconds(100);
+// The largest valid Hello; a longer one shows as truncated.
+constexpr size_t kHelloBufferBytes =
+    sizeof(proto::HelloMessage) + proto::kMaxTokenBytes;
+
+absl::StatusOr<PeerIdentity> IdentityOf(int socket) {
+  ucred credentials{};
+  socklen_t size = sizeof(credentials);
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &size) < 0) {
+    return base::ErrnoStatus(errno, "SO_PEERCRED");
+  }
+  return PeerIdentity{credentials.pid, credentials.uid, credentials.gid};
+}
+
+// The token inside a Hello, after all that can be wrong with it was checked.
+absl::StatusOr<std::string_view> ParseHello(std::span<const std::byte> bytes) {
+  proto::HelloMessage hello;
+  if (bytes.size() < sizeof(hello)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Hello of ", bytes.size(), " bytes is too short"));
+  }
+  std::memcpy(&hello, bytes.data(), sizeof(hello));
+  if (hello.header.magic != proto::kHandleMagic ||
+      hello.header.kind != proto::HandleMessageKind::kHello) {
+    return absl::InvalidArgumentError("the first message is not a Hello");
+  }
+  if (hello.version != proto::kHandleVersion) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the worker speaks version ", hello.version,
+        " of the handle protocol, this daemon ", proto::kHandleVersion,
+        "; use the library that came with the daemon"));
+  }
+  const std::span<const std::byte> token = bytes.subspan(sizeof(hello));
+  if (hello.token_bytes != token.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Hello announces a token of ", hello.token_bytes,
+                     " bytes and carries ", token.size()));
+  }
+  return std::string_view(reinterpret_cast<const char*>(token.data()),
+                          token.size());
+}
+
+ConnectionKey DrawKey(base::Random* random) {
+  ConnectionKey key;
+  for (size_t i = 0; i < key.bytes.size(); i += sizeof(uint64_t)) {
+    const uint64_t word = random->Next();
+    std::memcpy(key.bytes.data() + i, &word, sizeof(word));
+  }
+  return key;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<HandleServer>> HandleServer::Create(
+    Options options, base::EventLoop* loop, base::Random* random,
+    Admission admission, WorkerAcceptor* acceptor) {
+  ASSIGN_OR_RETURN(
+      SocketPath path,
+      SocketPath::Listen(options.path, SOCK_SEQPACKET, options.mode));
+  std::unique_ptr<HandleServer> server(
+      new HandleServer(std::move(options), std::move(path), loop, random,
+                       std::move(admission), acceptor));
+  RETURN_IF_ERROR(server->StartAccepting());
+  return server;
+}
+
+HandleServer::HandleServer(Options options, SocketPath path,
+                           base::EventLoop* loop, base::Random* random,
+                           Admission admission, WorkerAcceptor* acceptor)
+    : options_(std::move(options)),
+      path_(std::move(path)),
+      loop_(loop),
+      random_(random),
+      admission_(std::move(admission)),
+      acceptor_(acceptor) {}
+
+HandleServer::~HandleServer() {
+  StopAccepting();
+  for (auto& [fd, pending] : pending_) {
+    loop_->UnwatchFd(fd);
+    loop_->Cancel(pending.deadline);
+  }
+}
+
+absl::Status HandleServer::StartAccepting() {
+  RETURN_IF_ERROR(loop_->WatchFd(path_.fd(), EPOLLIN,
+                                 [this](uint32_t) { OnAcceptable(); }));
+  is_accepting_ = true;
+  return absl::OkStatus();
+}
+
+void HandleServer::StopAccepting() {
+  if (resume_timer_ != 0) loop_->Cancel(std::exchange(resume_timer_, 0));
+  if (std::exchange(is_accepting_, false)) loop_->UnwatchFd(path_.fd());
+}
+
+void HandleServer::PauseAccepting() {
+  StopAccepting();
+  resume_timer_ = loop_->PostAfter(kAcceptPause, [this] {
+    resume_timer_ = 0;
+    if (!StartAccepting().ok()) PauseAccepting();
+  });
+}
+
+void HandleServer::OnAcceptable() {
+  for (int i = 0; i < kMaxAcceptsPerTurn; ++i) {
+    base::UniqueFd socket(
+        accept4(path_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (socket) {
+      AddPending(std::move(socket));
+      continue;
+    }
+    if (errno == EMFILE || errno == ENFILE || errno == ENOMEM ||
+        errno == ENOBUFS) {
+      PauseAccepting();
+      return;
+    }
+    // EAGAIN: all taken. Others are the fate of one connection.
+    if (errno == EAGAIN || errno == EWOULDBLOCK) return;
+  }
+}
+
+void HandleServer::AddPending(base::UniqueFd socket) {
+  const int fd = socket.get();
+  Pending pending;
+  pending.socket = std::move(socket);
+  if (auto peer = IdentityOf(fd); peer.ok()) {
+    pending.peer = *peer;
+  } else {
+    Refuse(pending, peer.status());
+    return;
+  }
+  if (num_pending() >= options_.max_pending) {
+    Refuse(pending,
+           absl::ResourceExhaustedError(absl::StrCat(
+               num_pending(), " connections wait for their Hello; try again")));
+    return;
+  }
+  if (const absl::Status status =
+          loop_->WatchFd(fd, EPOLLIN, [this, fd](uint32_t) { OnHello(fd); });
+      !status.ok()) {
+    Refuse(pending, status);
+    return;
+  }
+  pending.deadline = loop_->PostAfter(options_.hello_deadline, [this, fd] {
+    loop_->UnwatchFd(fd);
+    const auto late = pending_.extract(fd);
+    Refuse(late.mapped(),
+           absl::DeadlineExceededError("no Hello came within the deadline"));
+  });
+  pending_.emplace(fd, std::move(pending));
+}
+
+void HandleServer::OnHello(int fd) {
+  auto node = pending_.extract(fd);
+  Pending& pending = node.mapped();
+  loop_->UnwatchFd(fd);
+  loop_->Cancel(pending.deadline);
+  base::UniqueFd pidfd;
+  if (const absl::Status status = CheckHello(pending, &pidfd); !status.ok()) {
+    Refuse(pending, status);
+    return;
+  }
+  Welcome(std::move(pending), std::move(pidfd));
+}
+
+absl::Status HandleServer::CheckHello(const Pending& pending,
+                                      base::UniqueFd* pidfd) {
+  std::vector<std::byte> buffer(kHelloBufferBytes);
+  Packet packet;
+  ASSIGN_OR_RETURN(const IoResult result,
+                   ReceivePacket(pending.socket.get(), buffer, &packet));
+  if (result == IoResult::kWouldBlock || packet.is_end) {
+    return absl::UnavailableError("closed before its Hello");
+  }
+  if (packet.is_truncated) {
+    return absl::InvalidArgumentError(
+        "Hello is too long or carries too many descriptors");
+  }
+  ASSIGN_OR_RETURN(const std::string_view token,
+                   ParseHello(std::span(buffer).first(packet.size)));
+  if (packet.fds.size() != 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Hello carries ", packet.fds.size(),
+                     " descriptors instead of a pidfd"));
+  }
+  RETURN_IF_ERROR(CheckPidfd(packet.fds[0].get(), pending.peer.pid));
+  RETURN_IF_ERROR(admission_(pending.peer, token));
+  *pidfd = std::move(packet.fds[0]);
+  return absl::OkStatus();
+}
+
+void HandleServer::Welcome(Pending pending, base::UniqueFd pidfd) {
+  int ends[2];
+  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) <
+      0) {
+    Refuse(pending, base::ErrnoStatus(errno, "socketpair"));
+    return;
+  }
+  base::UniqueFd here(ends[0]);
+  const base::UniqueFd there(ends[1]);
+  const ConnectionKey key = DrawKey(random_);
+  proto::WelcomeMessage welcome{};
+  welcome.header = {proto::kHandleMagic, proto::HandleMessageKind::kWelcome};
+  welcome.version = proto::kHandleVersion;
+  std::memcpy(welcome.key, key.bytes.data(), key.bytes.size());
+  const int fd = there.get();
+  const auto result =
+      SendPacket(pending.socket.get(), std::as_bytes(std::span(&welcome, 1)),
+                 std::span(&fd, 1));
+  if (!result.ok() || *result != IoResult::kDone) {
+    // The first packet on an empty socket: it cannot be full, only gone.
+    acceptor_->OnRefused(
+        pending.peer, absl::UnavailableError("closed before it was welcomed"));
+    return;
+  }
+  acceptor_->OnWorker(std::make_unique<HandleConnection>(
+                          std::move(pending.socket), std::move(pidfd),
+                          pending.peer, key, loop_),
+                      std::move(here));
+}
+
+void HandleServer::Refuse(const Pending& pending, const absl::Status& reason) {
+  const absl::string_view text =
+      reason.message().substr(0, proto::kMaxTextBytes);
+  proto::RefusalMessage refusal{};
+  refusal.header = {proto::kHandleMagic, proto::HandleMessageKind::kRefusal};
+  refusal.code = static_cast<int32_t>(reason.code());
+  refusal.text_bytes = static_cast<uint32_t>(text.size());
+  std::vector<std::byte> bytes(sizeof(refusal) + text.size());
+  std::memcpy(bytes.data(), &refusal, sizeof(refusal));
+  std::memcpy(bytes.data() + sizeof(refusal), text.data(), text.size());
+  // Who does not take it in time does without.
+  (void)SendPacket(pending.socket.get(), bytes, {});
+  acceptor_->OnRefused(pending.peer, reason);
+}
+
+}  // namespace ballast::ipc
