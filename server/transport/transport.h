@@ -49,11 +49,11 @@ struct ReceivePart {
 // completion (or Cancel) the sends are not written, the receives not touched.
 struct ExchangeSpec {
   uint64_t job = 0;  // equal on all nodes of the job, distinct between jobs
-  Generation generation;
+  Generation generation = {};
   uint32_t phase = 0;
-  BucketId bucket;
-  std::vector<SendPart> sends;
-  std::vector<ReceivePart> receives;
+  BucketId bucket = {};
+  std::vector<SendPart> sends = {};
+  std::vector<ReceivePart> receives = {};
 };
 
 // Payload: the parts' bytes. Wire: with headers and repetitions. Of one

@@ -6,6 +6,7 @@
 #define SERVER_TRANSPORT_INPROC_INPROC_PEER_LINK_H_
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <string>
 #include <utility>
@@ -13,8 +14,6 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
-#include "absl/time/time.h"
-#include "server/base/clock.h"
 #include "server/base/executor.h"
 #include "server/base/ids.h"
 #include "server/transport/inproc/link_model.h"
@@ -26,9 +25,9 @@ class InprocPeerLink;
 
 class InprocPeerNetwork {
  public:
-  // Both outlive the network, which outlives its links; the model's executor
-  // runs nothing after the network is gone.
-  InprocPeerNetwork(LinkModel* links, const base::Clock* clock);
+  // `links` outlives the network, which outlives its links; the model's
+  // executor runs nothing after the network is gone.
+  explicit InprocPeerNetwork(LinkModel* links);
   ~InprocPeerNetwork();
 
   InprocPeerNetwork(const InprocPeerNetwork&) = delete;
@@ -48,14 +47,16 @@ class InprocPeerNetwork {
 
   absl::Status Send(NodeRank from, NodeRank to, std::string frame);
   void Carry(NodeRank from, NodeRank to, std::string frame);
+  void Arrive(NodeRank from, NodeRank to, std::string frame);
   void Deliver(NodeRank from, NodeRank to, std::string frame);
 
   LinkModel* const links_;
-  const base::Clock* const clock_;
   Filter drop_;
   absl::flat_hash_map<NodeRank, InprocPeerLink*> nodes_;
-  // When the last frame of a directed link arrives: the next comes later.
-  absl::flat_hash_map<std::pair<NodeRank, NodeRank>, absl::Time> last_arrival_;
+  uint64_t next_id_ = 1;
+  // Frames in order, by directed link.
+  absl::flat_hash_map<std::pair<NodeRank, NodeRank>, std::deque<std::string>>
+      under_way_;
 };
 
 }  // namespace ballast::transport

@@ -1,0 +1,108 @@
+#include "server/transport/ucx/ucp_worker.h"
+
+#include <utility>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+#include "server/base/status_macros.h"
+#include "server/transport/ucx/ucx_ids.h"
+#include "server/transport/ucx/ucx_status.h"
+
+namespace ballast::transport {
+namespace {
+
+absl::Status Modify(ucp_config_t* config, const char* name,
+                    const std::string& value) {
+  return UcxStatus(ucp_config_modify(config, name, value.c_str()),
+                   absl::StrCat("UCX option ", name, "=", value));
+}
+
+absl::Status Configure(ucp_config_t* config,
+                       const UcpWorker::Options& options) {
+  RETURN_IF_ERROR(Modify(config, "TLS", options.transports));
+  if (!options.devices.empty()) {
+    RETURN_IF_ERROR(Modify(config, "NET_DEVICES", options.devices));
+  }
+  RETURN_IF_ERROR(
+      Modify(config, "RX_SEG_SIZE", absl::StrCat(options.segment_bytes)));
+  // Send from the caller's buffer: the copy into UCX's 8 KiB buffers cuts a
+  // message into as many pieces.
+  RETURN_IF_ERROR(Modify(config, "ZCOPY_THRESH", "1k"));
+  // A connect must never block the progress thread.
+  return Modify(config, "CONN_NB", "y");
+}
+
+ucs_status_t OnActiveMessage(void* receiver, const void*, size_t, void* data,
+                             size_t length, const ucp_am_recv_param_t* param) {
+  // Rendezvous is an offer to fetch; nobody of ours makes one.
+  if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) == 0) {
+    static_cast<UcpReceiver*>(receiver)->OnMessage(
+        {static_cast<const std::byte*>(data), length});
+  }
+  return UCS_OK;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<UcpWorker>> UcpWorker::Create(
+    const Options& options, UcpReceiver* receiver) {
+  std::unique_ptr<UcpWorker> worker(new UcpWorker(receiver));
+  RETURN_IF_ERROR(worker->Open(options));
+  return worker;
+}
+
+absl::Status UcpWorker::Open(const Options& options) {
+  ucp_config_t* config = nullptr;
+  RETURN_IF_ERROR(
+      UcxStatus(ucp_config_read(nullptr, nullptr, &config), "ucp_config_read"));
+  const absl::Cleanup release = [config] { ucp_config_release(config); };
+  RETURN_IF_ERROR(Configure(config, options));
+
+  ucp_params_t params{};
+  params.field_mask = UCP_PARAM_FIELD_FEATURES;
+  params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
+  RETURN_IF_ERROR(UcxStatus(
+      ucp_init(&params, config, &context_),
+      absl::StrCat("UCX with transports \"", options.transports,
+                   "\" on devices \"", options.devices, "\"")));
+
+  ucp_worker_params_t worker_params{};
+  worker_params.field_mask =
+      UCP_WORKER_PARAM_FIELD_THREAD_MODE | UCP_WORKER_PARAM_FIELD_EVENTS;
+  worker_params.thread_mode = UCS_THREAD_MODE_SINGLE;
+  worker_params.events = UCP_WAKEUP_RX | UCP_WAKEUP_TX;
+  RETURN_IF_ERROR(
+      UcxStatus(ucp_worker_create(context_, &worker_params, &worker_),
+                "ucp_worker_create"));
+  RETURN_IF_ERROR(UcxStatus(ucp_worker_get_efd(worker_, &event_fd_),
+                            "ucp_worker_get_efd"));
+
+  ucp_am_handler_param_t handler{};
+  handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID |
+                       UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
+                       UCP_AM_HANDLER_PARAM_FIELD_CB |
+                       UCP_AM_HANDLER_PARAM_FIELD_ARG;
+  handler.id = kActiveMessageId;
+  handler.flags = UCP_AM_FLAG_WHOLE_MSG;
+  handler.cb = OnActiveMessage;
+  handler.arg = receiver_;
+  return UcxStatus(ucp_worker_set_am_recv_handler(worker_, &handler),
+                   "ucp_worker_set_am_recv_handler");
+}
+
+UcpWorker::~UcpWorker() {
+  if (worker_ != nullptr) ucp_worker_destroy(worker_);
+  if (context_ != nullptr) ucp_cleanup(context_);
+}
+
+absl::StatusOr<std::string> UcpWorker::Address() const {
+  ucp_address_t* address = nullptr;
+  size_t size = 0;
+  RETURN_IF_ERROR(UcxStatus(ucp_worker_get_address(worker_, &address, &size),
+                            "ucp_worker_get_address"));
+  std::string bytes(reinterpret_cast<const char*>(address), size);
+  ucp_worker_release_address(worker_, address);
+  return bytes;
+}
+
+}  // namespace ballast::transport

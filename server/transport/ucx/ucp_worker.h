@@ -1,0 +1,74 @@
+// A UCP context with its one worker: what receives, makes progress and is
+// waited for. Set up from Options alone; the variables UCX_* of the
+// environment still count where Options say nothing.
+//
+// Threading: confined to one thread at a time (UCS_THREAD_MODE_SINGLE).
+// Lifetime: endpoints are released before their worker.
+#ifndef SERVER_TRANSPORT_UCX_UCP_WORKER_H_
+#define SERVER_TRANSPORT_UCX_UCP_WORKER_H_
+
+#include <ucp/api/ucp.h>
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace ballast::transport {
+
+// Takes the messages of a worker; called from inside Progress().
+class UcpReceiver {
+ public:
+  virtual ~UcpReceiver() = default;
+
+  // `message` is hostile input, gone when the call returns.
+  virtual void OnMessage(std::span<const std::byte> message) = 0;
+};
+
+class UcpWorker {
+ public:
+  struct Options {
+    std::string transports = "tcp";
+    // Empty: UCX chooses. Between network namespaces of one machine it must
+    // be set, otherwise UCX may find a way around the link.
+    std::string devices;
+    // Messages up to this size travel as one piece, without a copy by UCX on
+    // the receiving side.
+    size_t segment_bytes = 512 << 10;
+  };
+
+  // `receiver` outlives the worker.
+  static absl::StatusOr<std::unique_ptr<UcpWorker>> Create(
+      const Options& options, UcpReceiver* receiver);
+  ~UcpWorker();
+
+  UcpWorker(const UcpWorker&) = delete;
+  UcpWorker& operator=(const UcpWorker&) = delete;
+
+  ucp_worker_h get() const { return worker_; }
+  // Becomes readable after Arm() when there is something to do.
+  int event_fd() const { return event_fd_; }
+  absl::StatusOr<std::string> Address() const;
+
+  // True if something was done.
+  bool Progress() { return ucp_worker_progress(worker_) != 0; }
+  // False if there is something to do already: call Progress again.
+  bool Arm() { return ucp_worker_arm(worker_) != UCS_ERR_BUSY; }
+
+ private:
+  explicit UcpWorker(UcpReceiver* receiver) : receiver_(receiver) {}
+
+  absl::Status Open(const Options& options);
+
+  UcpReceiver* const receiver_;
+  ucp_context_h context_ = nullptr;
+  ucp_worker_h worker_ = nullptr;
+  int event_fd_ = -1;  // UCX's own
+};
+
+}  // namespace ballast::transport
+
+#endif  // SERVER_TRANSPORT_UCX_UCP_WORKER_H_
