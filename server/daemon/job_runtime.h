@@ -4,8 +4,9 @@
 //
 //   all workers ready -> Join -> View -> collective of the generation
 //     -> initial weights from node 0 to all -> masters -> engine starts
-//   Abort -> collective cancelled -> collective of the next generation -> starts
-//   end   -> engine stopped, collective cancelled, updates done -> memory free
+//   Abort -> collective cancelled -> collective of the next generation ->
+//   starts end   -> engine stopped, collective cancelled, updates done ->
+//   memory free
 //
 // Threading: control thread only.
 // Ownership: keeps all parts of the job but the LocalJob, which Sessions keeps
@@ -58,8 +59,8 @@ struct JobRuntimeParts {
   base::ComputePool* pool = nullptr;
   device::Device* device = nullptr;
   const kernels::Kernels* kernels = nullptr;
-  transport::Transport* transport = nullptr;  // null with one node
-  transport::PeerLink* peer_link = nullptr;   // null with one node
+  transport::Transport* transport = nullptr;     // null with one node
+  transport::PeerLink* peer_link = nullptr;      // null with one node
   std::shared_ptr<metrics::JobMetrics> metrics;  // shared with the scrape
   int buckets_in_flight = 8;
   absl::Duration join_timeout = absl::InfiniteDuration();
@@ -151,7 +152,7 @@ class JobRuntime final : public session::JobObserver,
   Step first_step_;
   bool has_joined_ = false;
   bool has_started_ = false;
-  bool has_ended_ = false;     // for membership
+  bool has_ended_ = false;  // for membership
   bool is_stopping_ = false;
   bool is_cancelling_ = false;  // a collective's Cancel is under way
   absl::Time last_progress_;

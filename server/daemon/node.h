@@ -43,9 +43,9 @@ struct Leaves {
   device::Device* device = nullptr;
   base::Random* random = nullptr;
   const kernels::Kernels* kernels = nullptr;
-  metrics::Metrics* metrics = nullptr;         // null: none
-  transport::Transport* transport = nullptr;   // null: one node only
-  transport::PeerLink* peer_link = nullptr;    // null: one node only
+  metrics::Metrics* metrics = nullptr;        // null: none
+  transport::Transport* transport = nullptr;  // null: one node only
+  transport::PeerLink* peer_link = nullptr;   // null: one node only
 };
 
 struct NodeOptions {
@@ -92,7 +92,7 @@ class Node final : public session::JobHost,
   const Leaves leaves_;
   const NodeOptions options_;
   absl::flat_hash_map<std::string, std::unique_ptr<JobRuntime>> runtimes_;
-  std::unique_ptr<session::Sessions> sessions_;  // goes first
+  std::unique_ptr<session::Sessions> sessions_;
   int64_t dropped_frames_ = 0;
   std::shared_ptr<int> alive_;  // weak in what is posted
 };

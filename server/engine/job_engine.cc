@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/dtype.h"
 #include "kernels/exact_sum.h"
 #include "server/engine/contributions.h"
 #include "server/engine/group_values.h"
@@ -53,7 +54,14 @@ class JobEngineImpl final : public JobEngine {
         contributions_(parts.layout->topology().local_world_size, num_buckets_,
                        parts.layout->topology().FirstRank(parts.node)),
         stages_(num_buckets_),
-        metrics_(parts.metrics) {}
+        metrics_(parts.metrics, parts.transport_name) {
+    for (const layout::TensorSpec& tensor : parts.layout->tensors()) {
+      if (!tensor.trainable) continue;
+      const int64_t id = &tensor - parts.layout->tensors().data();
+      weight_bytes_ += parts.layout->places()[id].num_elements *
+                       kernels::SizeOf(tensor.dtype);
+    }
+  }
 
   void Start(Generation generation, Step open_step,
              collective::Collective* collective) override {
@@ -308,7 +316,9 @@ class JobEngineImpl final : public JobEngine {
     published_version_ = last_summary_.weight_version;
     committed_.reset();
     open_->clock.OnOpened(now);
-    metrics_.OnFinished(last_summary_);
+    const uint64_t num_ranks = parts_.layout->topology().local_world_size;
+    metrics_.OnFinished(last_summary_, num_ranks * weight_bytes_,
+                        last_summary_.skipped ? 0 : weight_bytes_);
     parts_.workers->Finished(last_summary_);
   }
 
@@ -331,7 +341,8 @@ class JobEngineImpl final : public JobEngine {
 
   const Parts parts_;
   const int num_buckets_;
-  Contributions contributions_;                   // to the open step
+  uint64_t weight_bytes_ = 0;    // of trainable tensors, and of one gradient
+  Contributions contributions_;  // to the open step
   collective::Collective* collective_ = nullptr;  // null between generations
   std::vector<BucketStage> stages_;               // by bucket
   std::optional<OpenStep> open_;

@@ -21,6 +21,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
@@ -44,7 +45,8 @@ struct Parts {
   optimizer::Optimizer* optimizer = nullptr;
   WorkerPort* workers = nullptr;
   MemberPort* members = nullptr;
-  metrics::JobMetrics* metrics = nullptr;  // null: none
+  metrics::JobMetrics* metrics = nullptr;      // null: none
+  std::string_view transport_name = "inproc";  // metrics label
 };
 
 struct Counts {

@@ -5,6 +5,8 @@
 #define SERVER_ENGINE_STEP_METRICS_H_
 
 #include <array>
+#include <cstdint>
+#include <string_view>
 
 #include "server/base/ids.h"
 #include "server/engine/ports.h"
@@ -14,12 +16,16 @@ namespace ballast::engine {
 
 class StepMetrics {
  public:
-  // `job` outlives this; null: nothing is counted.
-  explicit StepMetrics(metrics::JobMetrics* job);
+  // `job` outlives this; null: nothing is counted. `transport` is the label of
+  // what moves bytes between nodes.
+  StepMetrics(metrics::JobMetrics* job, std::string_view transport);
 
   void OnGeneration(Generation generation);
   void OnAborted();
-  void OnFinished(const StepSummary& summary);
+  // `pushed`, `published`: bytes of all local ranks' gradients, and of the
+  // weights that are visible now.
+  void OnFinished(const StepSummary& summary, uint64_t pushed,
+                  uint64_t published);
 
  private:
   metrics::JobMetrics* const job_;
@@ -27,9 +33,15 @@ class StepMetrics {
   metrics::Counter* skipped_ = nullptr;
   metrics::Counter* aborted_ = nullptr;
   metrics::Counter* waited_ = nullptr;
+  metrics::Counter* nonfinite_ = nullptr;
+  metrics::Counter* pushed_ = nullptr;
+  metrics::Counter* published_ = nullptr;
+  metrics::Counter* wire_sent_ = nullptr;
+  metrics::Counter* wire_received_ = nullptr;
   metrics::Gauge* last_committed_ = nullptr;
   metrics::Gauge* generation_ = nullptr;
-  std::array<metrics::Histogram*, kNumStages> stages_{};
+  std::array<metrics::Histogram*, kNumStages - 1> stages_{};  // without kWait
+  metrics::Histogram* total_ = nullptr;
 };
 
 }  // namespace ballast::engine

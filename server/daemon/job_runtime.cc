@@ -1,0 +1,357 @@
+#include "server/daemon/job_runtime.h"
+
+#include <algorithm>
+#include <bit>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "server/base/status_macros.h"
+#include "server/ipc/control_block_view.h"
+
+namespace ballast::daemon {
+namespace {
+
+bool AnyMomentum(std::span<const kernels::HyperParameters> groups) {
+  return std::any_of(groups.begin(), groups.end(),
+                     [](const auto& group) { return group.momentum != 0; });
+}
+
+// Equal on all nodes of a job (FNV-1a of its name).
+uint64_t JobKey(std::string_view name) {
+  uint64_t hash = 0xcbf29ce484222325;
+  for (const char c : name) {
+    hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3;
+  }
+  return hash;
+}
+
+ipc::StepReport ToReport(const engine::StepSummary& summary) {
+  ipc::StepReport report;
+  report.generation = summary.generation;
+  report.step = summary.step;
+  report.outcome = summary.skipped ? proto::StepOutcome::kSkipped
+                                   : proto::StepOutcome::kCommitted;
+  report.fallbacks = summary.fallbacks;
+  report.weight_version = summary.weight_version;
+  report.optimizer_step = summary.optimizer_step;
+  report.grad_norm = summary.grad_norm;
+  report.clip_factor = summary.clip_factor;
+  report.lr = summary.lr;
+  report.relative_error = summary.relative_error;
+  report.wire_bytes_sent = summary.wire_bytes_sent;
+  report.wire_bytes_received = summary.wire_bytes_received;
+  report.payload_bytes = summary.payload_bytes;
+  report.seconds = summary.seconds;
+  std::copy(summary.stage_seconds.begin(), summary.stage_seconds.end(),
+            report.stage_seconds);
+  return report;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<JobRuntime>> JobRuntime::Create(
+    JobRuntimeParts parts) {
+  auto runtime = std::unique_ptr<JobRuntime>(new JobRuntime(std::move(parts)));
+  RETURN_IF_ERROR(runtime->Initialize());
+  return runtime;
+}
+
+JobRuntime::JobRuntime(JobRuntimeParts parts)
+    : parts_(std::move(parts)),
+      num_nodes_(parts_.job->layout().topology().num_nodes),
+      last_progress_(parts_.clock->Now()),
+      alive_(std::make_shared<int>(0)) {}
+
+JobRuntime::~JobRuntime() = default;
+
+absl::Status JobRuntime::Initialize() {
+  const session::JobSpec& spec = parts_.job->spec();
+  const layout::Layout& layout = parts_.job->layout();
+  const NodeRank node = parts_.job->node();
+  ASSIGN_OR_RETURN(state_, optimizer::ShardState::Create(
+                               parts_.device, layout, node, spec.optimizer,
+                               AnyMomentum(spec.groups)));
+  ASSIGN_OR_RETURN(optimizer_, optimizer::Optimizer::Create(
+                                   {.layout = &layout,
+                                    .node = node,
+                                    .kernels = parts_.kernels,
+                                    .pool = parts_.pool,
+                                    .device = parts_.device,
+                                    .state = state_.get(),
+                                    .weights = parts_.job->weights(),
+                                    .observer = this}));
+  engine::Parts engine_parts;
+  engine_parts.layout = &layout;
+  engine_parts.node = node;
+  engine_parts.clock = parts_.clock;
+  engine_parts.state = state_.get();
+  engine_parts.optimizer = optimizer_.get();
+  engine_parts.workers = this;
+  engine_parts.members = this;
+  engine_parts.metrics = parts_.metrics.get();
+  engine_ = engine::JobEngine::Create(engine_parts);
+  membership::Parts members;
+  members.job = spec.name;
+  members.node = node;
+  members.num_nodes = num_nodes_;
+  members.incarnation = parts_.incarnation;
+  members.optimizer = spec.optimizer;
+  members.gradient_clipping = spec.gradient_clipping;
+  members.join_timeout = parts_.join_timeout;
+  members.peer_timeout = parts_.peer_timeout;
+  members.clock = parts_.clock;
+  members.executor = parts_.executor;
+  members.link = num_nodes_ > 1 ? this : nullptr;
+  members.observer = this;
+  membership_ = membership::Membership::Create(members);
+  return absl::OkStatus();
+}
+
+// ---- From the workers. ----
+
+void JobRuntime::OnAllReady() {
+  last_progress_ = parts_.clock->Now();
+  if (has_joined_ || is_stopping_) return;
+  has_joined_ = true;
+  membership_->Join(MakeJoin());
+}
+
+v1::Join JobRuntime::MakeJoin() const {
+  const session::JobSpec& spec = parts_.job->spec();
+  const layout::Layout& layout = parts_.job->layout();
+  v1::Join join;
+  join.set_num_nodes(num_nodes_);
+  join.set_local_world_size(layout.topology().local_world_size);
+  join.set_layout_digest(layout.digest());
+  join.set_model_digest(layout.model_digest());
+  join.set_job_digest(absl::StrCat(
+      static_cast<int>(spec.optimizer), "/", AnyMomentum(spec.groups), "/",
+      absl::Hex(std::bit_cast<uint64_t>(spec.gradient_clipping)), "/",
+      spec.exchange));
+  return join;
+}
+
+void JobRuntime::OnPushed(LocalRank rank, BucketId bucket) {
+  last_progress_ = parts_.clock->Now();
+  engine_->OnPushed(rank, bucket);
+}
+
+void JobRuntime::OnStepInput(LocalRank rank,
+                             std::span<const proto::GroupValues> groups,
+                             std::string cursor) {
+  last_progress_ = parts_.clock->Now();
+  engine_->OnStepInput(rank, groups, std::move(cursor));
+}
+
+void JobRuntime::OnStepInputRefused(LocalRank rank, const absl::Status& why) {
+  engine_->OnStepInputRefused(rank, why);
+}
+
+// What the worker gave stays; Sessions hold the job for its replacement.
+void JobRuntime::OnWorkerLost(LocalRank, const absl::Status&) {}
+
+// Sessions end the job next.
+void JobRuntime::OnAllClosed() {}
+
+// ---- From the engine to the workers. ----
+
+void JobRuntime::Open(Generation generation, Step step) {
+  parts_.job->Open(generation, step);
+}
+
+void JobRuntime::Consumed(BucketId bucket, Generation generation, Step step) {
+  parts_.job->Consumed(bucket, generation, step);
+}
+
+void JobRuntime::Published(BucketId bucket, Generation generation, Step step) {
+  parts_.job->Published(bucket, generation, step);
+}
+
+void JobRuntime::Committed(const engine::StepSummary& summary) {
+  last_progress_ = parts_.clock->Now();
+  parts_.job->Committed(ToReport(summary));
+}
+
+void JobRuntime::Finished(const engine::StepSummary& summary) {
+  last_progress_ = parts_.clock->Now();
+  parts_.job->Finished(ToReport(summary));
+}
+
+void JobRuntime::Aborted(Step step, Generation next, const absl::Status& why) {
+  parts_.job->Aborted(step, next, why);
+}
+
+// ---- Between the nodes. ----
+
+void JobRuntime::CastVote(const v1::Vote& vote) { membership_->CastVote(vote); }
+
+void JobRuntime::Leave(const absl::Status& why) { Fail(why); }
+
+void JobRuntime::Send(NodeRank to, const v1::PeerFrame& frame) {
+  // A frame that cannot be sent is a lost one: membership repeats it.
+  parts_.peer_link->Send(to, frame.SerializeAsString()).IgnoreError();
+}
+
+void JobRuntime::OnFrame(NodeRank from, const v1::PeerFrame& frame) {
+  membership_->OnFrame(from, frame);
+}
+
+void JobRuntime::OnView(Generation generation, const v1::View& view) {
+  if (is_stopping_) return;
+  generation_ = generation;
+  first_step_ = Step(view.open_step());
+  const absl::Status made = MakeCollective(generation);
+  if (!made.ok()) return Fail(made);
+  if (num_nodes_ == 1) return StartFirst();
+  collective_->StartBroadcast(NodeRank(0));
+}
+
+void JobRuntime::OnBroadcast() {
+  if (!has_started_ && !is_stopping_) StartFirst();
+}
+
+void JobRuntime::StartFirst() {
+  has_started_ = true;
+  optimizer_->InitializeFromWeights();
+  engine_->Start(generation_, first_step_, collective_.get());
+}
+
+void JobRuntime::OnCommit(const v1::Commit& commit) {
+  engine_->OnCommit(commit);
+}
+
+void JobRuntime::OnAbort(const v1::Abort& abort) {
+  if (is_stopping_) return;
+  engine_->OnAbort(abort);
+  generation_ = Generation(abort.next_generation());
+  CancelCollective([this, step = Step(abort.step())] {
+    if (is_stopping_) return;
+    const absl::Status made = MakeCollective(generation_);
+    if (!made.ok()) return Fail(made);
+    engine_->Start(generation_, step, collective_.get());
+  });
+}
+
+void JobRuntime::OnEnded(absl::Status why) {
+  has_ended_ = true;
+  if (stopped_) {
+    BeginStop();
+  } else {
+    Fail(why.ok() ? absl::AbortedError("the other nodes closed the job") : why);
+  }
+}
+
+// ---- From the arithmetic. ----
+
+void JobRuntime::OnUpdated(BucketId bucket) {
+  engine_->OnUpdated(bucket);
+  FinishStopIfQuiet();
+}
+
+void JobRuntime::OnReduced(BucketId bucket,
+                           const collective::Reduced& reduced) {
+  engine_->OnReduced(bucket, reduced);
+}
+
+void JobRuntime::OnPublished(BucketId bucket) { engine_->OnPublished(bucket); }
+
+void JobRuntime::OnFailed(absl::Status status) {
+  if (has_started_) {
+    engine_->OnFailed(std::move(status));
+  } else {
+    Fail(absl::Status(status.code(),
+                      absl::StrCat("the initial weights did not arrive: ",
+                                   status.message())));
+  }
+}
+
+absl::Status JobRuntime::MakeCollective(Generation generation) {
+  session::LocalJob* const job = parts_.job;
+  collective::Parts parts;
+  parts.layout = &job->layout();
+  parts.node = job->node();
+  parts.job_key = JobKey(job->spec().name);
+  parts.kernels = parts_.kernels;
+  parts.pool = parts_.pool;
+  parts.device = parts_.device;
+  parts.transport = num_nodes_ > 1 ? parts_.transport : nullptr;
+  for (int l = 0; l < job->local_world_size(); ++l) {
+    parts.gradients.push_back(job->gradients(LocalRank(l)));
+  }
+  parts.weights = job->weights();
+  parts.state_gradient = state_->gradient();
+  parts.buckets_in_flight = parts_.buckets_in_flight;
+  parts.observer = this;
+  ASSIGN_OR_RETURN(collective_,
+                   collective::Collective::Create(parts, generation));
+  return absl::OkStatus();
+}
+
+void JobRuntime::CancelCollective(absl::AnyInvocable<void() &&> then) {
+  is_cancelling_ = true;
+  collective_->Cancel([this, then = std::move(then)]() mutable {
+    Post([this, then = std::move(then)]() mutable {
+      is_cancelling_ = false;
+      collective_.reset();
+      std::move(then)();
+      FinishStopIfQuiet();
+    });
+  });
+}
+
+// ---- The end. ----
+
+void JobRuntime::Fail(const absl::Status& why) {
+  Post([this, why] { parts_.host->FailJob(parts_.job, why); });
+}
+
+void JobRuntime::Stop(const absl::Status& why,
+                      absl::AnyInvocable<void() &&> done) {
+  stopped_ = std::move(done);
+  if (why.ok() && !has_ended_) {
+    membership_->Leave(why);  // OnEnded when all nodes did
+    return;
+  }
+  if (!has_ended_) membership_->Leave(why);
+  BeginStop();
+}
+
+void JobRuntime::BeginStop() {
+  if (is_stopping_) return;
+  is_stopping_ = true;
+  engine_->Stop();
+  if (collective_ != nullptr && !is_cancelling_) {
+    CancelCollective([] {});
+  } else {
+    FinishStopIfQuiet();
+  }
+}
+
+void JobRuntime::FinishStopIfQuiet() {
+  if (!is_stopping_ || !stopped_ || collective_ != nullptr ||
+      engine_->updates_in_flight() > 0) {
+    return;
+  }
+  Post(std::exchange(stopped_, nullptr));
+}
+
+void JobRuntime::Post(absl::AnyInvocable<void() &&> fn) {
+  parts_.executor->Post(
+      [alive = std::weak_ptr<int>(alive_), fn = std::move(fn)]() mutable {
+        if (!alive.expired()) std::move(fn)();
+      });
+}
+
+std::string JobRuntime::WaitingFor() const {
+  const std::string missing = parts_.job->Missing();
+  if (!has_joined_) return missing;
+  std::string waiting =
+      has_started_ ? engine_->WaitingFor(parts_.clock->Now()) : std::string();
+  if (waiting.empty()) waiting = membership_->WaitingFor();
+  if (waiting.empty()) return missing;
+  return missing.empty() ? waiting : absl::StrCat(waiting, "; ", missing);
+}
+
+}  // namespace ballast::daemon

@@ -1,0 +1,204 @@
+#include "server/daemon/node.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "proto/peer.pb.h"
+#include "server/base/names.h"
+#include "server/base/status_macros.h"
+
+namespace ballast::daemon {
+namespace {
+
+std::string_view OptimizerName(kernels::OptimizerKind kind) {
+  switch (kind) {
+    case kernels::OptimizerKind::kSgd:
+      return "sgd";
+    case kernels::OptimizerKind::kAdam:
+      return "adam";
+    case kernels::OptimizerKind::kAdamW:
+      return "adamw";
+  }
+  return "unknown";
+}
+
+void FillWorkers(const session::LocalJob& job, v1::GetJobReply* reply) {
+  const int first = job.layout().topology().FirstRank(job.node()).value();
+  for (int l = 0; l < job.local_world_size(); ++l) {
+    const session::Slot& slot = job.slot(LocalRank(l));
+    v1::WorkerStatus* const worker = reply->add_workers();
+    worker->set_rank(first + l);
+    worker->set_local_rank(l);
+    worker->set_state(std::string(session::Name(slot.state())));
+    worker->set_pid(slot.identity().pid);
+    worker->set_incarnation(slot.identity().incarnation.value());
+    worker->set_buckets_pushed(job.buckets_pushed(LocalRank(l)));
+  }
+}
+
+void FillSteps(const engine::JobEngine& engine, v1::GetJobReply* reply) {
+  const engine::Counts counts = engine.counts();
+  reply->set_steps_committed(counts.committed);
+  reply->set_steps_skipped(counts.skipped);
+  reply->set_steps_aborted(counts.aborted);
+  const engine::StepSummary& last = engine.last_summary();
+  reply->set_last_grad_norm(last.grad_norm);
+  reply->set_last_step_seconds(last.seconds);
+  reply->set_fallbacks(last.fallbacks);
+}
+
+session::Options SessionOptions(const Leaves& leaves,
+                                const NodeOptions& options) {
+  session::Options result = options.sessions;
+  result.allow_many_nodes =
+      leaves.transport != nullptr && leaves.peer_link != nullptr;
+  return result;
+}
+
+}  // namespace
+
+Node::Node(const Leaves& leaves, const NodeOptions& options)
+    : leaves_(leaves),
+      options_(options),
+      sessions_(std::make_unique<session::Sessions>(
+          SessionOptions(leaves, options), leaves.device, leaves.executor,
+          this)),
+      alive_(std::make_shared<int>(0)) {
+  if (leaves.peer_link != nullptr) leaves.peer_link->SetObserver(this);
+}
+
+Node::~Node() {
+  if (leaves_.peer_link != nullptr) leaves_.peer_link->SetObserver(nullptr);
+  // Runtimes borrow what the sessions keep.
+  runtimes_.clear();
+}
+
+absl::StatusOr<session::JobObserver*> Node::StartJob(session::LocalJob* job) {
+  const std::string& name = job->spec().name;
+  const int num_nodes = job->layout().topology().num_nodes;
+  if (num_nodes > 1 && job->node() != leaves_.peer_link->self()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "node_rank is ", job->node().value(), ", but this daemon is node ",
+        leaves_.peer_link->self().value()));
+  }
+  JobRuntimeParts parts;
+  parts.job = job;
+  parts.host = this;
+  parts.incarnation = Incarnation(leaves_.random->Next());
+  parts.clock = leaves_.clock;
+  parts.executor = leaves_.executor;
+  parts.pool = leaves_.pool;
+  parts.device = leaves_.device;
+  parts.kernels = leaves_.kernels;
+  parts.transport = leaves_.transport;
+  parts.peer_link = leaves_.peer_link;
+  if (leaves_.metrics != nullptr) {
+    parts.metrics = leaves_.metrics->StartJob(name);
+  }
+  parts.buckets_in_flight = options_.buckets_in_flight;
+  parts.join_timeout = options_.sessions.join_timeout;
+  parts.peer_timeout = options_.peer_timeout;
+  ASSIGN_OR_RETURN(std::unique_ptr<JobRuntime> runtime,
+                   JobRuntime::Create(std::move(parts)));
+  JobRuntime* const result = runtime.get();
+  runtimes_[name] = std::move(runtime);
+  return result;
+}
+
+void Node::EndJob(session::LocalJob* job, const absl::Status& why,
+                  absl::AnyInvocable<void() &&> done) {
+  const std::string name = job->spec().name;
+  const auto it = runtimes_.find(name);
+  if (it == runtimes_.end()) {
+    std::move(done)();
+    return;
+  }
+  // The runtime posts this for the last thing it does.
+  it->second->Stop(why, [this, name, done = std::move(done)]() mutable {
+    leaves_.executor->Post([this, name, done = std::move(done),
+                            alive = std::weak_ptr<int>(alive_)]() mutable {
+      if (alive.expired()) return;
+      runtimes_.erase(name);
+      std::move(done)();
+    });
+  });
+}
+
+void Node::FailJob(session::LocalJob* job, const absl::Status& why) {
+  sessions_->FailJob(job, why);
+}
+
+void Node::OnFrame(NodeRank from, std::string frame) {
+  v1::PeerFrame parsed;
+  if (!parsed.ParseFromString(frame)) {
+    ++dropped_frames_;
+    return;
+  }
+  const auto it = runtimes_.find(parsed.job());
+  if (it == runtimes_.end()) {
+    // Its workers are not here yet, or not any more: the sender repeats.
+    ++dropped_frames_;
+    return;
+  }
+  it->second->OnFrame(from, parsed);
+}
+
+const JobRuntime* Node::Find(const std::string& name) const {
+  const auto it = runtimes_.find(name);
+  return it == runtimes_.end() ? nullptr : it->second.get();
+}
+
+v1::JobSummary Node::Summarize(const session::LocalJob& job) const {
+  v1::JobSummary summary;
+  summary.set_name(job.spec().name);
+  summary.set_tenant(job.spec().tenant);
+  summary.set_state(std::string(session::Name(job.state())));
+  summary.set_world_size(job.layout().topology().world_size());
+  summary.set_num_nodes(job.layout().topology().num_nodes);
+  const JobRuntime* const runtime = Find(job.spec().name);
+  uint64_t bytes = job.segment_bytes();
+  if (runtime != nullptr) {
+    bytes += runtime->state().size_bytes();
+    summary.set_generation(runtime->generation().value());
+    summary.set_open_step(runtime->engine().open_step().value());
+    summary.set_weight_version(runtime->engine().weight_version().value());
+    summary.set_waiting_for(runtime->WaitingFor());
+  }
+  summary.set_bytes(bytes);
+  return summary;
+}
+
+std::vector<v1::JobSummary> Node::Jobs() const {
+  std::vector<v1::JobSummary> jobs;
+  for (const session::LocalJob* job : sessions_->jobs()) {
+    jobs.push_back(Summarize(*job));
+  }
+  return jobs;
+}
+
+absl::StatusOr<v1::GetJobReply> Node::GetJob(const std::string& name) const {
+  const session::LocalJob* const job = sessions_->Find(name);
+  if (job == nullptr) {
+    return absl::NotFoundError(
+        absl::StrCat("there is no job ", base::Quoted(name), " on this node"));
+  }
+  v1::GetJobReply reply;
+  *reply.mutable_summary() = Summarize(*job);
+  FillWorkers(*job, &reply);
+  const layout::Layout& layout = job->layout();
+  reply.set_optimizer(std::string(OptimizerName(job->spec().optimizer)));
+  reply.set_exchange(job->spec().exchange);
+  reply.set_layout_digest(layout.digest());
+  reply.set_num_tensors(static_cast<int64_t>(layout.tensors().size()));
+  reply.set_num_elements(layout.total_elements());
+  reply.set_num_buckets(static_cast<int32_t>(layout.buckets().size()));
+  reply.set_last_failure(job->last_failure());
+  if (const JobRuntime* const runtime = Find(name); runtime != nullptr) {
+    FillSteps(runtime->engine(), &reply);
+    reply.set_steps_since_progress_ms(absl::ToInt64Milliseconds(
+        leaves_.clock->Now() - runtime->last_progress()));
+  }
+  return reply;
+}
+
+}  // namespace ballast::daemon
