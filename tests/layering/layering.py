@@ -179,7 +179,7 @@ def _closure(rule: Rule, rules: Dict[str, Rule]) -> Dict[str, Tuple[str, ...]]:
 
 
 def _libraries(rule: Rule, table: Table) -> List[str]:
-    mine = table.module(rule.label) or ""
+    mine = rule.package
     return ["%s names %s, which belongs to %s alone" %
             (rule.label, edge, " ".join(table.library[edge]))
             for edge in rule.edges if edge in table.library
