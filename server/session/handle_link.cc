@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "server/base/hex.h"
 #include "server/base/segment.h"
 #include "server/base/status_macros.h"
 #include "server/base/unique_fd.h"
@@ -9,9 +10,11 @@
 namespace ballast::session {
 
 HandleLink::HandleLink(std::unique_ptr<ipc::WorkerLink> link,
-                       Incarnation incarnation)
-    : link_(std::move(link)),
-      identity_{link_->peer().pid, link_->peer().uid, incarnation} {}
+                       Incarnation incarnation, Sessions* sessions)
+    : identity_{link->peer().pid, link->peer().uid, incarnation},
+      key_(base::ToHex(link->key().bytes)),
+      sessions_(sessions),
+      link_(std::move(link)) {}
 
 absl::Status HandleLink::SendSegment(proto::SegmentKind kind,
                                      const device::SharedBuffer& buffer) {
@@ -23,5 +26,12 @@ absl::Status HandleLink::SendSegment(proto::SegmentKind kind,
 }
 
 void HandleLink::Close(const absl::Status&) { link_->Close(); }
+
+void HandleLink::OnDoorbell(ipc::WorkerLink*) { sessions_->OnDoorbell(key_); }
+
+void HandleLink::OnLost(ipc::WorkerLink*, const absl::Status& reason) {
+  const Sessions::Key key = key_;  // this may be deleted meanwhile
+  sessions_->OnDisconnected(key, reason);
+}
 
 }  // namespace ballast::session

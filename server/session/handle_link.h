@@ -1,6 +1,12 @@
-// A worker's connection for the session, over its handle socket.
+// A worker's connection for the sessions, over its handle socket: hands out
+// segments one way, doorbells and the end the other.
 //
-// Threading: control thread only. Owns the ipc link.
+//   auto link = std::make_unique<HandleLink>(std::move(ipc_link), id, &s);
+//   HandleLink* const raw = link.get();
+//   s.OnConnected(raw->key(), std::move(link));
+//   raw->Start();
+//
+// Threading: control thread only. Owns the ipc link; the sessions own this.
 #ifndef SERVER_SESSION_HANDLE_LINK_H_
 #define SERVER_SESSION_HANDLE_LINK_H_
 
@@ -9,22 +15,32 @@
 #include "absl/status/status.h"
 #include "server/ipc/worker_link.h"
 #include "server/session/session.h"
+#include "server/session/sessions.h"
 
 namespace ballast::session {
 
-class HandleLink final : public WorkerLink {
+class HandleLink final : public WorkerLink, public ipc::WorkerLinkObserver {
  public:
-  HandleLink(std::unique_ptr<ipc::WorkerLink> link, Incarnation incarnation);
+  HandleLink(std::unique_ptr<ipc::WorkerLink> link, Incarnation incarnation,
+             Sessions* sessions);
+
+  const Sessions::Key& key() const { return key_; }
+  void Start() { link_->Start(this); }
 
   const WorkerIdentity& identity() const override { return identity_; }
   absl::Status SendSegment(proto::SegmentKind kind,
                            const device::SharedBuffer& buffer) override;
   void OnWake() override {}
   void Close(const absl::Status& why) override;
+  // ipc::WorkerLinkObserver
+  void OnDoorbell(ipc::WorkerLink* link) override;
+  void OnLost(ipc::WorkerLink* link, const absl::Status& reason) override;
 
  private:
-  const std::unique_ptr<ipc::WorkerLink> link_;
   const WorkerIdentity identity_;
+  const Sessions::Key key_;
+  Sessions* const sessions_;
+  const std::unique_ptr<ipc::WorkerLink> link_;
 };
 
 }  // namespace ballast::session

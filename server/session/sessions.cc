@@ -3,11 +3,24 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "server/base/names.h"
 #include "server/base/status_macros.h"
 
 namespace ballast::session {
+namespace {
+
+using metrics::Family;
+
+// The link's words for how it ended (ipc/handle_connection.h).
+std::string_view ReapCause(const absl::Status& why) {
+  if (!absl::IsUnavailable(why)) return "protocol";
+  return absl::StrContains(why.message(), "exited") ? "peer_exit"
+                                                    : "peer_closed";
+}
+
+}  // namespace
 
 Sessions::Sessions(Options options, device::Device* device,
                    base::Executor* executor, JobHost* host)
@@ -44,6 +57,10 @@ void Sessions::OnDisconnected(const Key& key, const absl::Status& why) {
   const std::unique_ptr<Connection> connection = std::move(it->second);
   connections_.erase(it);
   executor_->Cancel(connection->begin_timer);
+  if (options_.metrics != nullptr && connection->job != nullptr) {
+    options_.metrics->counter(Family::kLeasesReaped, {ReapCause(why)})
+        ->Increment();
+  }
   Leave(connection.get(), why);
 }
 

@@ -23,6 +23,7 @@
 #include "absl/time/time.h"
 #include "server/base/executor.h"
 #include "server/device/device.h"
+#include "server/metrics/metrics.h"
 #include "server/session/job_spec.h"
 #include "server/session/limits.h"
 #include "server/session/local_job.h"
@@ -53,6 +54,7 @@ struct Options {
   uint64_t chunk_bytes = 256 << 10;
   int compute_threads = 1;        // for the undo records in the memory formula
   bool allow_many_nodes = false;  // a link to other nodes exists
+  metrics::Metrics* metrics = nullptr;  // null: none
 };
 
 class Sessions {
