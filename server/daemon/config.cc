@@ -78,11 +78,7 @@ absl::Status CheckListen(const v1::ListenConfig& listen) {
   RETURN_IF_ERROR(CheckAdmin(listen.admin()));
   RETURN_IF_ERROR(CheckHostPort("listen.http", listen.http()));
   RETURN_IF_ERROR(CheckHostPort("listen.health", listen.health()));
-  if (listen.peer() != "off") {
-    return Wrong("listen.peer", listen.peer(),
-                 "off: it comes with the link between nodes");
-  }
-  return absl::OkStatus();
+  return CheckHostPort("listen.peer", listen.peer());
 }
 
 absl::Status CheckDuration(const char* key, const std::string& text) {
@@ -103,7 +99,7 @@ v1::Config DefaultConfig() {
   listen.set_admin("unix:///run/ballast/admin.sock");
   listen.set_http("0.0.0.0:7471");
   listen.set_health("0.0.0.0:7472");
-  listen.set_peer("off");
+  listen.set_peer("0.0.0.0:7470");
   char host[256] = "";
   gethostname(host, sizeof(host) - 1);
   config.mutable_node()->set_name(host);
@@ -140,9 +136,9 @@ absl::Status ApplyOverride(std::string_view override, v1::Config* config) {
 
 absl::Status CheckConfig(const v1::Config& config) {
   RETURN_IF_ERROR(CheckListen(config.listen()));
-  if (!config.node().coordinator().empty()) {
-    return Wrong("node.coordinator", config.node().coordinator(),
-                 "nothing: it comes with the link between nodes");
+  const std::string& coordinator = config.node().coordinator();
+  if (!coordinator.empty() && !IsHostPort(coordinator)) {
+    return Wrong("node.coordinator", coordinator, "host:port, or nothing");
   }
   const v1::ComputeConfig& compute = config.compute();
   RETURN_IF_ERROR(CheckRange("compute.threads", compute.threads(), 0, 1024));

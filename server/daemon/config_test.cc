@@ -88,7 +88,7 @@ TEST(ConfigTest, BoundsAreChecked) {
         "jobs.join_timeout=fast", "log.level=loud", "listen.http=7471",
         "listen.health=a:99999", "listen.workers=/run/x",
         "listen.workers=unix://relative", "listen.admin=0.0.0.0:7473",
-        "listen.peer=0.0.0.0:7470", "node.coordinator=a:1"}) {
+        "listen.peer=7470", "node.coordinator=a"}) {
     EXPECT_THAT(LoadConfig("", {bad}), StatusIs(kInvalid)) << bad;
   }
   EXPECT_THAT(

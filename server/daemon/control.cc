@@ -1,0 +1,84 @@
+#include "server/daemon/control.h"
+
+#include <unistd.h>
+
+#include <utility>
+
+#include "server/daemon/version.h"
+
+namespace ballast::daemon {
+
+using metrics::Family;
+
+Control::Control(const Parts& parts, absl::AnyInvocable<void()> drain)
+    : parts_(parts), drain_(std::move(drain)), started_(parts.clock->Now()) {}
+
+v1::VersionReply Control::Version() const {
+  v1::VersionReply reply;
+  reply.set_version(kVersion);
+  reply.set_compiler(kCompiler);
+  reply.set_pid(getpid());
+  return reply;
+}
+
+v1::GetServerInfoReply Control::ServerInfo() {
+  v1::GetServerInfoReply reply;
+  reply.set_version(kVersion);
+  for (const char* name : {"sgd", "adam", "adamw"}) reply.add_optimizers(name);
+  reply.add_exchange_presets("exact");
+  for (const char* name : {"float32", "bfloat16", "float16"}) {
+    reply.add_dtypes(name);
+  }
+  reply.set_metrics_address(addresses_.http);
+  return reply;
+}
+
+v1::StatusReply Control::Status() {
+  v1::StatusReply reply;
+  reply.set_state(is_draining_ ? "draining" : "serving");
+  reply.set_version(kVersion);
+  reply.set_pid(getpid());
+  reply.set_uptime_seconds(
+      absl::ToDoubleSeconds(parts_.clock->Now() - started_));
+  reply.set_address(addresses_.workers);
+  reply.set_metrics_address(addresses_.http);
+  for (v1::JobSummary& job : parts_.node->Jobs()) {
+    *reply.add_jobs() = std::move(job);
+  }
+  reply.set_shared_memory_bytes(parts_.device->shared_bytes_in_use());
+  return reply;
+}
+
+v1::ListJobsReply Control::ListJobs() {
+  v1::ListJobsReply reply;
+  for (v1::JobSummary& job : parts_.node->Jobs()) {
+    *reply.add_jobs() = std::move(job);
+  }
+  return reply;
+}
+
+absl::StatusOr<v1::GetJobReply> Control::GetJob(const std::string& name) {
+  return parts_.node->GetJob(name);
+}
+
+void Control::RefreshMetrics() {
+  const metrics::FamilyInfo& jobs_info = metrics::Info(Family::kJobs);
+  const std::vector<session::LocalJob*> jobs = parts_.node->sessions().jobs();
+  for (const std::string_view state : jobs_info.labels[0].values) {
+    int count = 0;
+    for (const session::LocalJob* job : jobs) {
+      count += session::Name(job->state()) == state;
+    }
+    parts_.metrics->gauge(Family::kJobs, {state})->Set(count);
+  }
+  for (const auto& series : parts_.metrics->jobs()) {
+    const session::LocalJob* const job =
+        parts_.node->sessions().Find(series->job_id());
+    if (job == nullptr) continue;
+    series->gauge(Family::kClientSessions)->Set(job->num_attached());
+    series->gauge(Family::kSharedBufferBytes, {"memfd"})
+        ->Set(static_cast<double>(job->segment_bytes()));
+  }
+}
+
+}  // namespace ballast::daemon

@@ -1,0 +1,205 @@
+#include "server/daemon/daemon.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/reference/reference.h"
+#include "server/base/status_macros.h"
+#include "server/daemon/log.h"
+#include "server/daemon/options.h"
+#include "server/daemon/version.h"
+#include "server/service/admin_service.h"
+#include "server/service/worker_service.h"
+
+namespace ballast::daemon {
+namespace {
+
+constexpr absl::Duration kPollInterval = absl::Milliseconds(5);
+constexpr absl::Duration kMetricsInterval = absl::Milliseconds(500);
+// Bounds of a drain: committed work, the ends of jobs, open calls.
+constexpr absl::Duration kIdleLimit = absl::Seconds(5);
+constexpr absl::Duration kEmptyLimit = absl::Seconds(5);
+constexpr absl::Duration kCallLimit = absl::Seconds(1);
+
+// Adds which key an error is about.
+absl::Status At(const char* key, const absl::Status& status) {
+  if (status.ok()) return status;
+  return absl::Status(status.code(),
+                      absl::StrCat(key, ": ", std::string(status.message())));
+}
+
+// A step is committed whose weights are not all out yet.
+bool IsPublishing(const JobRuntime& runtime) {
+  const engine::JobEngine& engine = runtime.engine();
+  return engine.weight_version().value() + 1 < engine.open_step().value();
+}
+
+}  // namespace
+
+Daemon::Daemon(const v1::Config& config) : config_(config) {}
+
+absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Create(
+    const v1::Config& config) {
+  auto daemon = std::unique_ptr<Daemon>(new Daemon(config));
+  RETURN_IF_ERROR(daemon->CreateCore());
+  RETURN_IF_ERROR(daemon->Listen());
+  return daemon;
+}
+
+absl::Status Daemon::CreateCore() {
+  metrics_ = std::make_unique<metrics::Metrics>(
+      metrics::BuildInfo{kVersion, "", kCompiler});
+  rpc_metrics_ = std::make_unique<RpcMetrics>(metrics_.get());
+  ASSIGN_OR_RETURN(loop_, base::EventLoop::Create(&clock_));
+  device_ = std::make_unique<device::HostDevice>(
+      device::HostDevice::Options{.limit_bytes = MaxTotalBytes(config_)},
+      loop_.get());
+  base::ThreadPool::Options pool;
+  pool.num_threads = ComputeThreads(config_);
+  pool_ = std::make_unique<base::ThreadPool>(pool, loop_.get());
+
+  Leaves leaves;
+  leaves.clock = &clock_;
+  leaves.executor = loop_.get();
+  leaves.pool = pool_.get();
+  leaves.device = device_.get();
+  leaves.random = &random_;
+  leaves.kernels = &kernels::Reference();
+  leaves.metrics = metrics_.get();
+  NodeOptions options;
+  options.sessions = SessionOptions(config_);
+  options.sessions.metrics = metrics_.get();
+  options.buckets_in_flight = config_.compute().buckets_in_flight();
+  node_ = std::make_unique<Node>(leaves, options);
+  control_ = std::make_unique<Control>(
+      Control::Parts{&clock_, node_.get(), device_.get(), metrics_.get()},
+      [this] { Drain("an operator asked for it"); });
+  return absl::OkStatus();
+}
+
+absl::Status Daemon::Listen() {
+  const v1::ListenConfig& listen = config_.listen();
+  Addresses addresses;
+  addresses.workers = listen.workers();
+  ASSIGN_OR_RETURN(worker_server_,
+                   service::GrpcServer::WithoutPort(service::MakeWorkerService(
+                       {loop_.get(), &node_->sessions(), control_.get(),
+                        rpc_metrics_.get()})));
+  // First: it also says whether another daemon is here already.
+  auto worker_door =
+      WorkerDoor::Open(config_, {loop_.get(), &random_, &node_->sessions(),
+                                 worker_server_.get(), metrics_.get()});
+  RETURN_IF_ERROR(At("listen.workers", worker_door.status()));
+  worker_door_ = *std::move(worker_door);
+
+  auto admin_door =
+      AdminDoor::Open(listen.admin(),
+                      service::MakeAdminService(
+                          {loop_.get(), control_.get(), rpc_metrics_.get()}),
+                      loop_.get());
+  RETURN_IF_ERROR(At("listen.admin", admin_door.status()));
+  admin_door_ = *std::move(admin_door);
+  addresses.admin = admin_door_->address();
+
+  if (listen.http() != "off") {
+    auto page = metrics::MetricsPage::Create(listen.http(), metrics_.get());
+    RETURN_IF_ERROR(At("listen.http", page.status()));
+    metrics_page_ = *std::move(page);
+    addresses.http = metrics_page_->address();
+  }
+  if (listen.health() != "off") {
+    auto health = service::GrpcServer::Listen(listen.health(), nullptr);
+    RETURN_IF_ERROR(At("listen.health", health.status()));
+    health_server_ = *std::move(health);
+    health_server_->SetReady(true);
+    addresses.health = health_server_->address();
+  }
+  ASSIGN_OR_RETURN(signals_, Signals::Create(loop_.get(), [this](int number) {
+                     OnSignal(number);
+                   }));
+  control_->set_addresses(addresses);
+  RefreshMetrics();
+  const auto or_off = [](const std::string& address) {
+    return address.empty() ? "off" : address;
+  };
+  LogInfo(absl::StrCat(
+      "listening workers=", addresses.workers, " admin=", addresses.admin,
+      " http=", or_off(addresses.http), " health=", or_off(addresses.health)));
+  if (listen.peer() != "off") {
+    LogInfo(absl::StrCat("not listening peer=", listen.peer(),
+                         " reason=\"it comes with the link between nodes\""));
+  }
+  return absl::OkStatus();
+}
+
+Daemon::~Daemon() {
+  if (shutdown_thread_.joinable()) shutdown_thread_.join();
+}
+
+void Daemon::Run() { loop_->Run(); }
+
+void Daemon::RefreshMetrics() {
+  control_->RefreshMetrics();
+  loop_->PostAfter(kMetricsInterval, [this] { RefreshMetrics(); });
+}
+
+void Daemon::OnSignal(int number) {
+  if (is_draining_) {
+    LogWarn(absl::StrCat("exiting at once signal=", strsignal(number)));
+    std::_Exit(1);
+  }
+  Drain(strsignal(number));
+}
+
+void Daemon::Drain(const std::string& reason) {
+  if (is_draining_) return;
+  is_draining_ = true;
+  LogInfo(absl::StrCat("draining reason=\"", reason,
+                       "\" jobs=", node_->sessions().jobs().size()));
+  control_->set_draining();
+  if (health_server_ != nullptr) health_server_->SetReady(false);
+  worker_door_->StopAccepting();
+  node_->sessions().StopAccepting(absl::UnavailableError("daemon is draining"));
+  AwaitIdle(clock_.Now() + kIdleLimit);
+}
+
+void Daemon::AwaitIdle(absl::Time deadline) {
+  bool is_idle = true;
+  for (const session::LocalJob* job : node_->sessions().jobs()) {
+    const JobRuntime* const runtime = node_->Find(job->spec().name);
+    if (runtime != nullptr) is_idle &= !IsPublishing(*runtime);
+  }
+  if (!is_idle && clock_.Now() < deadline) {
+    loop_->PostAfter(kPollInterval, [this, deadline] { AwaitIdle(deadline); });
+    return;
+  }
+  node_->sessions().FailAll(absl::UnavailableError("daemon is draining"));
+  AwaitEmpty(clock_.Now() + kEmptyLimit);
+}
+
+void Daemon::AwaitEmpty(absl::Time deadline) {
+  if (!node_->is_empty() && clock_.Now() < deadline) {
+    loop_->PostAfter(kPollInterval, [this, deadline] { AwaitEmpty(deadline); });
+    return;
+  }
+  // Shutting gRPC down blocks until its calls are answered, which is done
+  // here: so it has a thread of its own.
+  shutdown_thread_ = std::thread([this] {
+    ShutDownServers();
+    loop_->Post([this] { loop_->Stop(); });
+  });
+}
+
+void Daemon::ShutDownServers() {
+  worker_server_->Shutdown(kCallLimit);
+  admin_door_->Shutdown(kCallLimit);
+  if (health_server_ != nullptr) {
+    health_server_->Shutdown(absl::ZeroDuration());
+  }
+}
+
+}  // namespace ballast::daemon

@@ -1,0 +1,71 @@
+// ballastd: the daemon of one node. README.md beside this has every
+// configuration key.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "server/daemon/config.h"
+#include "server/daemon/daemon.h"
+#include "server/daemon/log.h"
+#include "server/daemon/signals.h"
+#include "server/daemon/version.h"
+
+namespace ballast::daemon {
+namespace {
+
+constexpr int kFailed = 1;
+constexpr int kUsage = 2;
+
+int Serve(const v1::Config& config) {
+  SetUpLog(config.log().level());
+  Signals::Block();
+  auto daemon = Daemon::Create(config);
+  if (!daemon.ok()) {
+    LogError("cannot start: " + std::string(daemon.status().message()));
+    return kFailed;
+  }
+  (*daemon)->Run();
+  daemon->reset();
+  LogInfo("stopped");
+  return 0;
+}
+
+int Main(int argc, char** argv) {
+  CLI::App app("ballastd: holds the optimizer state of training jobs");
+  std::string path;
+  std::vector<std::string> overrides;
+  bool print_config = false;
+  bool print_version = false;
+  app.add_option("--config", path, "configuration file (YAML)");
+  app.add_option("--set", overrides, "section.key=value, over the file")
+      ->allow_extra_args(false);
+  app.add_flag("--print-config", print_config,
+               "print the configuration in force and exit");
+  app.add_flag("--version", print_version, "print the version and exit");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    return app.exit(e) == 0 ? 0 : kUsage;
+  }
+  if (print_version) {
+    std::printf("ballastd %s (%s)\n", kVersion, kCompiler);
+    return 0;
+  }
+  const auto config = LoadConfig(path, overrides);
+  if (!config.ok()) {
+    std::fprintf(stderr, "ballastd: %s\n",
+                 std::string(config.status().message()).c_str());
+    return kUsage;
+  }
+  if (print_config) {
+    std::fputs(PrintConfig(*config).c_str(), stdout);
+    return 0;
+  }
+  return Serve(*config);
+}
+
+}  // namespace
+}  // namespace ballast::daemon
+
+int main(int argc, char** argv) { return ballast::daemon::Main(argc, argv); }

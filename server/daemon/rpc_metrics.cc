@@ -1,0 +1,43 @@
+#include "server/daemon/rpc_metrics.h"
+
+#include <string>
+
+namespace ballast::daemon {
+namespace {
+
+using metrics::Family;
+
+std::string_view AttachOutcome(absl::StatusCode code) {
+  switch (code) {
+    case absl::StatusCode::kOk:
+      return "ok";
+    case absl::StatusCode::kPermissionDenied:
+    case absl::StatusCode::kUnauthenticated:
+      return "denied_identity";
+    case absl::StatusCode::kResourceExhausted:
+    case absl::StatusCode::kUnavailable:
+      return "denied_quota";
+    case absl::StatusCode::kInternal:
+    case absl::StatusCode::kUnknown:
+      return "internal";
+    default:
+      return "invalid";
+  }
+}
+
+}  // namespace
+
+void RpcMetrics::OnRpcDone(std::string_view method, absl::StatusCode code) {
+  const std::string text = absl::StatusCodeToString(code);
+  metrics_->counter(Family::kRpcRequests, {method, text})->Increment();
+  if (method != "Attach") return;
+  metrics_->counter(Family::kClientAttaches, {AttachOutcome(code)})
+      ->Increment();
+  if (code == absl::StatusCode::kResourceExhausted) {
+    metrics_->counter(Family::kAdmissionRejections, {"limit"})->Increment();
+  } else if (code == absl::StatusCode::kUnavailable) {
+    metrics_->counter(Family::kAdmissionRejections, {"draining"})->Increment();
+  }
+}
+
+}  // namespace ballast::daemon

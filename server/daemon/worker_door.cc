@@ -1,0 +1,98 @@
+#include "server/daemon/worker_door.h"
+
+#include <unistd.h>
+
+#include <fstream>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "proto/handle_socket.h"
+#include "server/base/status_macros.h"
+#include "server/daemon/log.h"
+#include "server/ipc/token.h"
+#include "server/session/handle_link.h"
+
+namespace ballast::daemon {
+namespace {
+
+constexpr std::string_view kUnixPrefix = "unix://";
+
+}  // namespace
+
+absl::StatusOr<std::string> ReadToken(const v1::SecurityConfig& config) {
+  if (config.token_file().empty()) return std::string();
+  std::ifstream file(config.token_file());
+  std::string token(proto::kMaxTokenBytes + 2, '\0');
+  file.read(token.data(), static_cast<std::streamsize>(token.size()));
+  token.resize(file.gcount());
+  while (!token.empty() && (token.back() == '\n' || token.back() == '\r')) {
+    token.pop_back();
+  }
+  if (token.empty() || token.size() > proto::kMaxTokenBytes) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "security.token_file ", config.token_file(),
+        " must be readable and hold 1 to ", proto::kMaxTokenBytes, " bytes"));
+  }
+  return token;
+}
+
+absl::Status Admit(const v1::SecurityConfig& config, std::string_view expected,
+                   uint32_t own_uid, const ipc::PeerIdentity& peer,
+                   std::string_view token) {
+  if (config.require_same_uid() && peer.uid != own_uid && peer.uid != 0) {
+    return absl::PermissionDeniedError(
+        absl::StrCat("uid ", peer.uid, " may not use this daemon (",
+                     "security.require_same_uid)"));
+  }
+  if (!expected.empty() && !ipc::ConstantTimeEquals(expected, token)) {
+    return absl::PermissionDeniedError(
+        token.empty()
+            ? "this daemon wants a token (BALLAST_TOKEN_FILE or token=)"
+            : "the token is not this daemon's");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<WorkerDoor>> WorkerDoor::Open(
+    const v1::Config& config, const Parts& parts) {
+  auto door = std::unique_ptr<WorkerDoor>(new WorkerDoor(parts));
+  ASSIGN_OR_RETURN(std::string expected, ReadToken(config.security()));
+  ipc::HandleServer::Options options;
+  options.path = config.listen().workers().substr(kUnixPrefix.size());
+  ASSIGN_OR_RETURN(
+      door->server_,
+      ipc::HandleServer::Create(
+          std::move(options), parts.loop, parts.random,
+          [security = config.security(), expected = std::move(expected),
+           uid = getuid()](const ipc::PeerIdentity& peer,
+                           std::string_view token) {
+            return Admit(security, expected, uid, peer, token);
+          },
+          door.get()));
+  return door;
+}
+
+void WorkerDoor::OnWorker(std::unique_ptr<ipc::WorkerLink> link,
+                          base::UniqueFd control_fd) {
+  auto session_link = std::make_unique<session::HandleLink>(
+      std::move(link), Incarnation(parts_.random->Next()), parts_.sessions);
+  session::HandleLink* const raw = session_link.get();
+  parts_.sessions->OnConnected(raw->key(), std::move(session_link));
+  raw->Start();
+  parts_.server->AddConnection(std::move(control_fd));
+}
+
+void WorkerDoor::OnRefused(const ipc::PeerIdentity& peer,
+                           const absl::Status& reason) {
+  const char* outcome = "protocol";
+  if (absl::IsPermissionDenied(reason)) {
+    const bool is_token = reason.message().find("token") != std::string::npos;
+    outcome = is_token ? "denied_token" : "denied_identity";
+  }
+  parts_.metrics->counter(metrics::Family::kClientAttaches, {outcome})
+      ->Increment();
+  LogWarn(absl::StrCat("worker refused pid=", peer.pid, " uid=", peer.uid,
+                       " reason=\"", std::string(reason.message()), "\""));
+}
+
+}  // namespace ballast::daemon
