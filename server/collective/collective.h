@@ -10,37 +10,25 @@
 // whatever the order of the calls; with one node hop 2 and 3 do not exist and
 // the sums go straight into the state gradient.
 //
-// Threading: control thread only; sums run in the compute pool. No allocation
-// per bucket after Create. Ownership: scratch memory and prepared exchanges;
-// borrows gradients, weights and the state gradient.
+// Threading: control thread only; sums run in the compute pool. The observer
+// is never called from inside a call. No allocation per bucket after Create.
+// Ownership: scratch memory and prepared exchanges; borrows gradients, weights
+// and the state gradient. Destroyed only after Cancel reported, or when
+// nothing is in flight; inside a callback too.
 // Errors: a failed exchange is reported once through OnFailed; after that, or
 // after Cancel, no other call of the observer follows.
 #ifndef SERVER_COLLECTIVE_COLLECTIVE_H_
 #define SERVER_COLLECTIVE_COLLECTIVE_H_
 
-#include <cstddef>
-#include <cstdint>
 #include <memory>
-#include <span>
-#include <string>
-#include <vector>
 
 #include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kernels/exact_sum.h"
-#include "kernels/kernels.h"
-#include "server/base/compute_pool.h"
 #include "server/base/ids.h"
-#include "server/device/device.h"
-#include "server/layout/layout.h"
-#include "server/transport/transport.h"
+#include "server/collective/parts.h"  // IWYU pragma: export
 
 namespace ballast::collective {
-
-struct Reduced {
-  kernels::ExactSum norm2;  // over the elements this node owns
-  bool finite = true;
-};
 
 class CollectiveObserver {
  public:
@@ -51,30 +39,10 @@ class CollectiveObserver {
   virtual void OnFailed(absl::Status status) = 0;
 };
 
-struct ByteCounts {
-  uint64_t wire_sent = 0;      // payload and headers, between nodes
-  uint64_t wire_received = 0;
-  uint64_t payload_sent = 0;   // what the policy's formula says
-};
-
-struct Parts {
-  const layout::Layout* layout;
-  NodeRank node;
-  uint64_t job_key;              // names the job in transport frames
-  const kernels::Kernels* kernels;
-  base::ComputePool* pool;
-  device::Device* device;        // scratch
-  transport::Transport* transport;  // null with one node
-  std::vector<std::span<const std::byte>> gradients;  // per local rank
-  std::span<std::byte> weights;  // the node's published segment
-  std::span<float> state_gradient;
-  int buckets_in_flight = 8;
-  CollectiveObserver* observer;
-};
-
 class Collective {
  public:
-  // One per generation.
+  // One per generation. InvalidArgument if the parts do not fit the layout;
+  // ResourceExhausted if there is no memory for the windows.
   static absl::StatusOr<std::unique_ptr<Collective>> Create(
       const Parts& parts, Generation generation);
   virtual ~Collective() = default;

@@ -1,0 +1,76 @@
+#include "server/collective/broadcast.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/base/status_macros.h"
+
+namespace ballast::collective {
+namespace {
+
+constexpr uint64_t kPartBytes = 16 << 20;
+
+}  // namespace
+
+Broadcast::Broadcast(Context* context)
+    : context_(context),
+      done_(&context->gate, [this] { context_->observer->OnAllBroadcast(); }) {}
+
+absl::Status Broadcast::Start(NodeRank root) {
+  const int num_nodes = context_->parts.layout->topology().num_nodes;
+  if (root.value() < 0 || root.value() >= num_nodes) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a broadcast from node ", root.value(), " of ", num_nodes));
+  }
+  std::span<std::byte> rest =
+      context_->parts.weights.first(context_->parts.layout->weights_bytes());
+  if (num_nodes == 1 || rest.empty()) {
+    context_->gate.Submit(&done_);
+    return absl::OkStatus();
+  }
+  exchanges_.clear();
+  const uint64_t part_bytes = std::min(
+      kPartBytes, context_->parts.transport->capabilities().max_part_bytes);
+  while (!rest.empty()) {
+    const uint64_t size = std::min<uint64_t>(part_bytes, rest.size());
+    RETURN_IF_ERROR(PreparePart(root, rest.first(size)));
+    rest = rest.subspan(size);
+  }
+  num_left_ = exchanges_.size();
+  for (const auto& exchange : exchanges_) {
+    RETURN_IF_ERROR(exchange->Post(Step(0)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Broadcast::PreparePart(NodeRank root, std::span<std::byte> bytes) {
+  const int32_t index = static_cast<int32_t>(exchanges_.size());
+  transport::ExchangeSpec spec =
+      context_->Spec(kBroadcastPhase, BucketId(index));
+  const NodeRank self = context_->parts.node;
+  if (self != root) spec.receives.push_back({root, bytes});
+  const int num_nodes = context_->parts.layout->topology().num_nodes;
+  for (int node = 0; self == root && node < num_nodes; ++node) {
+    if (node != root.value()) spec.sends.push_back({NodeRank(node), bytes});
+  }
+  ASSIGN_OR_RETURN(std::unique_ptr<transport::Exchange> exchange,
+                   context_->parts.transport->Prepare(spec, this));
+  exchanges_.push_back(std::move(exchange));
+  return absl::OkStatus();
+}
+
+void Broadcast::Cancel() {
+  for (const auto& exchange : exchanges_) exchange->Cancel();
+}
+
+void Broadcast::OnExchangeDone(transport::Exchange*, Step,
+                               const absl::Status& status) {
+  if (!status.ok()) {
+    context_->observer->OnOperationFailed(status);
+    return;
+  }
+  if (--num_left_ == 0) context_->observer->OnAllBroadcast();
+}
+
+}  // namespace ballast::collective

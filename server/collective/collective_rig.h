@@ -1,0 +1,157 @@
+// A job's collectives on all its nodes in virtual time, with gradients that
+// depend on (tensor, rank) only. Everything that is not a gradient or a weight
+// is poison: gaps of segments, padding of the state, fresh scratch (I3, I13).
+#ifndef SERVER_COLLECTIVE_COLLECTIVE_RIG_H_
+#define SERVER_COLLECTIVE_COLLECTIVE_RIG_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "server/base/ids.h"
+#include "server/base/sim_compute_pool.h"
+#include "server/base/sim_executor.h"
+#include "server/collective/collective.h"
+#include "server/device/host/host_device.h"
+#include "server/layout/layout.h"
+#include "server/transport/inproc/inproc_transport.h"
+#include "server/transport/inproc/link_model.h"
+
+namespace ballast::collective {
+
+// Awkward sizes and dimensions, all dtypes, one frozen, one empty.
+std::vector<layout::TensorSpec> MixedTensors();
+
+using MakeGradient = std::function<std::vector<std::byte>(
+    const layout::TensorSpec& tensor, int64_t count, int index, int rank)>;
+MakeGradient NoiseGradient();
+MakeGradient ConstantGradient(float value);
+
+struct RigOptions {
+  int nodes = 1;
+  int workers = 1;
+  uint64_t bucket_bytes = 40'000;
+  uint64_t chunk_bytes = 16'384;
+  int buckets_in_flight = 3;
+  uint64_t seed = 1;  // of delays and orders; never of values
+  std::vector<layout::TensorSpec> tensors = MixedTensors();
+  MakeGradient gradient = NoiseGradient();
+  transport::LinkFaults faults = {};
+};
+
+class RecordingObserver final : public CollectiveObserver {
+ public:
+  void OnReduced(BucketId bucket, const Reduced& reduced) override;
+  void OnPublished(BucketId bucket) override;
+  void OnBroadcast() override;
+  void OnFailed(absl::Status status) override;
+
+  std::vector<int> reduced;  // buckets in the order of the reports
+  std::vector<int> published;
+  int num_broadcast = 0;
+  Reduced total;
+  std::vector<absl::Status> failures;
+  bool is_inside_call = false;  // a report is an error meanwhile
+  bool is_cancelled = false;    // and afterwards
+
+ private:
+  void Check() const;
+};
+
+// A host device whose private memory is full of NaNs.
+class PoisonedDevice final : public device::Device {
+ public:
+  explicit PoisonedDevice(base::Executor* executor) : host_({}, executor) {}
+
+  const device::Capabilities& capabilities() const override {
+    return host_.capabilities();
+  }
+  absl::StatusOr<std::unique_ptr<device::SharedBuffer>> AllocateShared(
+      uint64_t size_bytes, std::string_view name) override {
+    return host_.AllocateShared(size_bytes, name);
+  }
+  absl::StatusOr<std::unique_ptr<device::PrivateBuffer>> AllocatePrivate(
+      uint64_t size_bytes, std::string_view name) override;
+  std::unique_ptr<device::Queue> CreateQueue() override {
+    return host_.CreateQueue();
+  }
+  uint64_t shared_bytes_in_use() const override {
+    return host_.shared_bytes_in_use();
+  }
+  uint64_t private_bytes_in_use() const override {
+    return host_.private_bytes_in_use();
+  }
+
+ private:
+  device::HostDevice host_;
+};
+
+class Rig {
+ public:
+  explicit Rig(const RigOptions& options);
+  ~Rig();
+
+  const layout::Layout& layout() const { return layout_; }
+  base::SimExecutor& world() { return world_; }
+  transport::LinkModel& links() { return links_; }
+  PoisonedDevice& device() { return device_; }
+  RecordingObserver& observer(int node) { return nodes_[node].observer; }
+  Collective* collective(int node) { return nodes_[node].collective.get(); }
+  std::vector<std::byte>& weights(int node) { return nodes_[node].weights; }
+  std::vector<float>& state_gradient(int node) {
+    return nodes_[node].state_gradient;
+  }
+  std::vector<std::byte>& gradients(int node, int local_rank) {
+    return nodes_[node].gradients[local_rank];
+  }
+  Parts PartsOf(int node);
+
+  void CreateAll(Generation generation);
+  // `call` on each node's collective, in an order that the seed draws.
+  void OnEachNode(const std::function<void(Collective*)>& call);
+  // Every bucket on every node, each node in an order of its own.
+  void StartReduceAll(Step step);
+  void StartPublishAll(Step step);
+  void Settle();
+  void CancelAll();     // and waits for the answers
+  void Kill(int node);  // its process is gone
+
+  // One full reduction, checked to have reported each bucket once.
+  void ReduceAll(Step step);
+
+  // Of every trainable tensor, gathered from its owners' state gradients;
+  // and the norm over all nodes.
+  std::vector<std::vector<float>> Means();
+  kernels::ExactSum Norm();
+
+ private:
+  struct Node {
+    std::unique_ptr<base::SimProcess> process;
+    std::unique_ptr<transport::Transport> transport;
+    std::unique_ptr<base::SimComputePool> pool;
+    std::vector<std::vector<std::byte>> gradients;
+    std::vector<std::byte> weights;
+    std::vector<float> state_gradient;
+    RecordingObserver observer;
+    std::unique_ptr<Collective> collective;
+  };
+
+  void MakeNode(int rank);
+  std::vector<int> Shuffled(int count);
+  void Call(int node, const std::function<void(Collective*)>& call);
+
+  const RigOptions options_;
+  const layout::Layout layout_;
+  base::SimExecutor world_;
+  transport::LinkModel links_;
+  transport::InprocNetwork network_;
+  PoisonedDevice device_;
+  std::vector<Node> nodes_;
+};
+
+}  // namespace ballast::collective
+
+#endif  // SERVER_COLLECTIVE_COLLECTIVE_RIG_H_

@@ -1,0 +1,95 @@
+// What the operations of one collective share.
+//
+// Threading: built on the control thread; tasks read it, each its own thread's
+// pointers.
+#ifndef SERVER_COLLECTIVE_CONTEXT_H_
+#define SERVER_COLLECTIVE_CONTEXT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "kernels/dtype.h"
+#include "server/base/ids.h"
+#include "server/collective/parts.h"
+#include "server/collective/task_gate.h"
+#include "server/collective/tree_plan.h"
+#include "server/layout/layout.h"
+#include "server/transport/transport.h"
+
+namespace ballast::collective {
+
+// Phases of exchanges, on the wire.
+inline constexpr uint32_t kReducePhase = 2;
+inline constexpr uint32_t kPublishPhase = 3;
+inline constexpr uint32_t kBroadcastPhase = 4;
+
+// How operations report; the collective hands it on. Control thread, never
+// from inside a call of theirs.
+class OperationObserver {
+ public:
+  virtual ~OperationObserver() = default;
+  virtual void OnBucketReduced(BucketId bucket, const Reduced& reduced) = 0;
+  virtual void OnBucketPublished(BucketId bucket) = 0;
+  virtual void OnAllBroadcast() = 0;
+  virtual void OnOperationFailed(const absl::Status& status) = 0;
+};
+
+// Pointers for one call of a kernel; per pool thread, so that no task
+// allocates.
+struct ThreadPointers {
+  std::vector<const void*> sources;  // local ranks
+  std::vector<const float*> sums;    // all subtrees
+};
+
+struct Context {
+  Parts parts;
+  Generation generation;
+  TreePlan tree;
+  TaskGate gate;
+  std::vector<ThreadPointers> threads;
+  OperationObserver* observer;
+
+  Context(const Parts& the_parts, Generation the_generation,
+          OperationObserver* the_observer)
+      : parts(the_parts),
+        generation(the_generation),
+        tree(the_parts.layout->topology()),
+        gate(the_parts.pool),
+        threads(the_parts.pool->num_threads()),
+        observer(the_observer) {
+    for (ThreadPointers& pointers : threads) {
+      pointers.sources.resize(parts.gradients.size());
+      pointers.sums.resize(tree.ranges().size());
+    }
+  }
+
+  const layout::Bucket& bucket(BucketId id) const {
+    return parts.layout->bucket(id);
+  }
+  const layout::Shard& own_shard(BucketId id) const {
+    return parts.layout->shard(id, parts.node);
+  }
+  kernels::DType dtype(const layout::Piece& piece) const {
+    return parts.layout->tensor(piece.tensor).dtype;
+  }
+  const std::byte* GradientOf(int local_rank,
+                              const layout::Piece& piece) const {
+    return parts.gradients[local_rank].data() +
+           parts.layout->place(piece.tensor).gradient_offset +
+           piece.begin * kernels::SizeOf(dtype(piece));
+  }
+  transport::ExchangeSpec Spec(uint32_t phase, BucketId bucket) const {
+    transport::ExchangeSpec spec;
+    spec.job = parts.job_key;
+    spec.generation = generation;
+    spec.phase = phase;
+    spec.bucket = bucket;
+    return spec;
+  }
+};
+
+}  // namespace ballast::collective
+
+#endif  // SERVER_COLLECTIVE_CONTEXT_H_

@@ -1,0 +1,53 @@
+// What a collective is made of, and what it reports.
+#ifndef SERVER_COLLECTIVE_PARTS_H_
+#define SERVER_COLLECTIVE_PARTS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/exact_sum.h"
+#include "kernels/kernels.h"
+#include "server/base/compute_pool.h"
+#include "server/base/ids.h"
+#include "server/device/device.h"
+#include "server/layout/layout.h"
+#include "server/transport/transport.h"
+
+namespace ballast::collective {
+
+class CollectiveObserver;
+
+struct Reduced {
+  kernels::ExactSum norm2;  // over the elements this node owns
+  bool finite = true;       // all of them
+};
+
+struct ByteCounts {
+  uint64_t wire_sent = 0;  // payload, padding and headers, between nodes
+  uint64_t wire_received = 0;
+  // What the policy's formula says of finished exchanges: elements of other
+  // owners' slices x subtrees of this node x 4, and (N - 1) x the bytes of
+  // owned weights. The broadcast at start-up is not part of the formula.
+  uint64_t payload_sent = 0;
+};
+
+struct Parts {
+  const layout::Layout* layout = nullptr;
+  NodeRank node;
+  uint64_t job_key = 0;  // names the job in transport frames
+  const kernels::Kernels* kernels = nullptr;
+  base::ComputePool* pool = nullptr;
+  device::Device* device = nullptr;                   // scratch
+  transport::Transport* transport = nullptr;          // null with one node
+  std::vector<std::span<const std::byte>> gradients;  // per local rank
+  std::span<std::byte> weights;  // the node's published segment
+  std::span<float> state_gradient;
+  int buckets_in_flight = 8;
+  CollectiveObserver* observer = nullptr;
+};
+
+}  // namespace ballast::collective
+
+#endif  // SERVER_COLLECTIVE_PARTS_H_
