@@ -1,0 +1,124 @@
+#include "client/ctl/commands.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <chrono>
+#include <memory>
+
+#include "absl/strings/str_cat.h"
+#include "client/ctl/render.h"
+#include "proto/admin.grpc.pb.h"
+#include "proto/to_json.h"
+
+namespace ballast::ctl {
+namespace {
+
+using Stub = v1::AdminService::Stub;
+
+ExitCode CodeOf(const grpc::Status& status) {
+  switch (status.error_code()) {
+    case grpc::OK:
+      return kOk;
+    case grpc::UNAVAILABLE:
+    case grpc::DEADLINE_EXCEEDED:
+      return kUnreachable;
+    case grpc::NOT_FOUND:
+      return kNotFound;
+    case grpc::PERMISSION_DENIED:
+    case grpc::UNAUTHENTICATED:
+    case grpc::FAILED_PRECONDITION:
+    case grpc::UNIMPLEMENTED:
+      return kRefused;
+    default:
+      return kFailed;
+  }
+}
+
+template <typename Request, typename Reply>
+Result Call(const Options& options,
+            grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&,
+                                         Reply*),
+            const Request& request, Reply* reply) {
+  grpc::ChannelArguments arguments;
+  // A proxy of the environment has no business between the two.
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  const auto stub = v1::AdminService::NewStub(grpc::CreateCustomChannel(
+      options.address, grpc::InsecureChannelCredentials(), arguments));
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() +
+                       absl::ToChronoMilliseconds(options.timeout));
+  const grpc::Status status = ((*stub).*method)(&context, request, reply);
+  Result result;
+  result.code = CodeOf(status);
+  if (result.code == kUnreachable) {
+    result.err = absl::StrCat("no daemon answers at ", options.address, ": ",
+                              status.error_message());
+  } else if (result.code != kOk) {
+    result.err = status.error_message();
+  }
+  return result;
+}
+
+template <typename Request, typename Reply>
+Result Show(const Options& options,
+            grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&,
+                                         Reply*),
+            const Request& request) {
+  Reply reply;
+  Result result = Call(options, method, request, &reply);
+  if (result.code == kOk) {
+    result.out =
+        options.json ? proto::ToJson(reply).dump(2) + "\n" : Render(reply);
+  }
+  return result;
+}
+
+}  // namespace
+
+Result Status(const Options& options) {
+  return Show<v1::StatusRequest, v1::StatusReply>(options, &Stub::Status, {});
+}
+
+Result Jobs(const Options& options) {
+  return Show<v1::ListJobsRequest, v1::ListJobsReply>(options, &Stub::ListJobs,
+                                                      {});
+}
+
+Result Job(const Options& options, const std::string& name) {
+  v1::GetJobRequest request;
+  request.set_name(name);
+  return Show<v1::GetJobRequest, v1::GetJobReply>(options, &Stub::GetJob,
+                                                  request);
+}
+
+Result Drain(const Options& options) {
+  v1::DrainReply reply;
+  Result result =
+      Call<v1::DrainRequest, v1::DrainReply>(options, &Stub::Drain, {}, &reply);
+  if (result.code == kOk) {
+    result.out = options.json ? "{}\n" : "the daemon drains and then exits\n";
+  }
+  return result;
+}
+
+Result Version(const Options& options) {
+  return Show<v1::VersionRequest, v1::VersionReply>(options, &Stub::Version,
+                                                    {});
+}
+
+const std::vector<LaterVerb>& LaterVerbs() {
+  static const std::vector<LaterVerb> verbs = {
+      {"top", "the link between nodes"},    {"quota", "tenants and quotas"},
+      {"priority", "tenants and quotas"},   {"evict", "tenants and quotas"},
+      {"checkpoint", "snapshots"},          {"plan", "the link between nodes"},
+      {"doctor", "the link between nodes"},
+  };
+  return verbs;
+}
+
+Result Later(const LaterVerb& verb) {
+  return {kRefused, "",
+          absl::StrCat("\"", verb.name, "\" comes with ", verb.with)};
+}
+
+}  // namespace ballast::ctl

@@ -1,0 +1,51 @@
+// What ballastctl does, apart from its command line.
+//
+// Threading: one thread; blocks at most the given time.
+#ifndef CLIENT_CTL_COMMANDS_H_
+#define CLIENT_CTL_COMMANDS_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+
+namespace ballast::ctl {
+
+enum ExitCode {
+  kOk = 0,
+  kFailed = 1,
+  kUsage = 2,
+  kUnreachable = 3,
+  kNotFound = 4,
+  kRefused = 5,
+};
+
+struct Options {
+  std::string address = "unix:///run/ballast/admin.sock";
+  bool json = false;
+  absl::Duration timeout = absl::Seconds(10);
+};
+
+struct Result {
+  ExitCode code = kOk;
+  std::string out;  // for stdout
+  std::string err;  // one line for stderr, or empty
+};
+
+Result Status(const Options& options);
+Result Jobs(const Options& options);
+Result Job(const Options& options, const std::string& name);
+Result Drain(const Options& options);
+Result Version(const Options& options);
+
+// Verbs whose part of the daemon is not there yet, and what brings it.
+struct LaterVerb {
+  const char* name;
+  const char* with;
+};
+const std::vector<LaterVerb>& LaterVerbs();
+Result Later(const LaterVerb& verb);
+
+}  // namespace ballast::ctl
+
+#endif  // CLIENT_CTL_COMMANDS_H_

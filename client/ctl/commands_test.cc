@@ -1,0 +1,28 @@
+#include "client/ctl/commands.h"
+
+#include "gtest/gtest.h"
+
+namespace ballast::ctl {
+namespace {
+
+TEST(CommandsTest, NobodyThereIsUnreachable) {
+  Options options;
+  options.address = "unix:///nonexistent/admin.sock";
+  options.timeout = absl::Seconds(2);
+  const Result result = Status(options);
+  EXPECT_EQ(result.code, kUnreachable);
+  EXPECT_EQ(result.out, "");
+  EXPECT_NE(result.err.find("unix:///nonexistent/admin.sock"),
+            std::string::npos);
+}
+
+TEST(CommandsTest, LaterVerbsSayWhatBringsThem) {
+  for (const LaterVerb& verb : LaterVerbs()) {
+    const Result result = Later(verb);
+    EXPECT_EQ(result.code, kRefused);
+    EXPECT_NE(result.err.find("comes with"), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace ballast::ctl

@@ -1,0 +1,65 @@
+// ballastctl: what an operator asks of a daemon.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <functional>
+#include <string>
+
+#include "client/ctl/commands.h"
+
+namespace ballast::ctl {
+namespace {
+
+void AddVerb(CLI::App* app, const char* name, const char* help,
+             std::function<Result()>* run, std::function<Result()> action) {
+  app->add_subcommand(name, help)->callback([run, action = std::move(action)] {
+    *run = action;
+  });
+}
+
+int Main(int argc, char** argv) {
+  CLI::App app(
+      "ballastctl: asks a ballastd how it is\n"
+      "exit codes: 0 ok, 1 failed, 2 usage, 3 unreachable, 4 not found, "
+      "5 refused");
+  app.require_subcommand(1);
+  app.fallthrough();
+  Options options;
+  std::string job;
+  std::function<Result()> run;
+  app.add_option("--address", options.address,
+                 "unix:///path or host:port of the daemon's admin address")
+      ->capture_default_str();
+  app.add_flag("--json", options.json, "JSON instead of tables");
+  AddVerb(&app, "status", "the daemon and its jobs", &run,
+          [&] { return Status(options); });
+  AddVerb(&app, "jobs", "all jobs", &run, [&] { return Jobs(options); });
+  CLI::App* const job_verb =
+      app.add_subcommand("job", "one job and its workers");
+  job_verb->add_option("name", job, "the job's name")->required();
+  job_verb->callback([&] { run = [&] { return Job(options, job); }; });
+  AddVerb(&app, "drain", "finish open work, tell the workers, exit", &run,
+          [&] { return Drain(options); });
+  AddVerb(&app, "version", "the daemon's version", &run,
+          [&] { return Version(options); });
+  for (const LaterVerb& verb : LaterVerbs()) {
+    CLI::App* const later = app.add_subcommand(verb.name, "")->group("");
+    later->allow_extras();
+    later->callback([&run, &verb] { run = [&verb] { return Later(verb); }; });
+  }
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    return app.exit(e) == 0 ? kOk : kUsage;
+  }
+  const Result result = run();
+  std::fputs(result.out.c_str(), stdout);
+  if (!result.err.empty()) {
+    std::fprintf(stderr, "ballastctl: %s\n", result.err.c_str());
+  }
+  return result.code;
+}
+
+}  // namespace
+}  // namespace ballast::ctl
+
+int main(int argc, char** argv) { return ballast::ctl::Main(argc, argv); }

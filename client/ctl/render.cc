@@ -1,0 +1,119 @@
+#include "client/ctl/render.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "client/ctl/table.h"
+
+namespace ballast::ctl {
+namespace {
+
+std::string Line(const char* name, const std::string& value) {
+  return absl::StrFormat("%-16s %s\n", name, value);
+}
+
+std::string JobTable(
+    const google::protobuf::RepeatedPtrField<v1::JobSummary>& jobs) {
+  Table table({"JOB", "TENANT", "STATE", "WORKERS", "STEP", "WEIGHTS", "MEMORY",
+               "WAITS FOR"});
+  for (const v1::JobSummary& job : jobs) {
+    table.AddRow({job.name(), job.tenant(), job.state(),
+                  absl::StrCat(job.world_size()), absl::StrCat(job.open_step()),
+                  absl::StrCat(job.weight_version()), FormatBytes(job.bytes()),
+                  job.waiting_for().empty() ? "-" : job.waiting_for()});
+  }
+  return table.ToString();
+}
+
+}  // namespace
+
+std::string FormatBytes(uint64_t size_bytes) {
+  static constexpr const char* kUnits[] = {"B",   "KiB", "MiB", "GiB",
+                                           "TiB", "PiB", "EiB"};
+  double value = static_cast<double>(size_bytes);
+  int unit = 0;
+  while (value >= 1024 && unit < 6) {
+    value /= 1024;
+    ++unit;
+  }
+  return absl::StrFormat(unit == 0 ? "%.0f %s" : "%.1f %s", value,
+                         kUnits[unit]);
+}
+
+std::string FormatSeconds(double seconds) {
+  if (seconds < 60) return absl::StrFormat("%.3g s", seconds);
+  const int64_t minutes = static_cast<int64_t>(seconds / 60);
+  if (minutes < 60) {
+    return absl::StrFormat("%dm %ds", minutes,
+                           static_cast<int64_t>(seconds) % 60);
+  }
+  return absl::StrFormat("%dh %dm", minutes / 60, minutes % 60);
+}
+
+std::string Render(const v1::StatusReply& status) {
+  std::string text =
+      Line("state", status.state()) + Line("version", status.version()) +
+      Line("pid", absl::StrCat(status.pid())) +
+      Line("up for", FormatSeconds(status.uptime_seconds())) +
+      Line("workers at", status.address()) +
+      Line("metrics at", status.metrics_address().empty()
+                             ? "off"
+                             : absl::StrCat("http://", status.metrics_address(),
+                                            "/metrics")) +
+      Line("shared memory", FormatBytes(status.shared_memory_bytes())) +
+      Line("jobs", absl::StrCat(status.jobs_size()));
+  if (status.jobs_size() > 0) {
+    absl::StrAppend(&text, "\n", JobTable(status.jobs()));
+  }
+  return text;
+}
+
+std::string Render(const v1::ListJobsReply& jobs) {
+  return JobTable(jobs.jobs());
+}
+
+std::string Render(const v1::GetJobReply& job) {
+  const v1::JobSummary& summary = job.summary();
+  std::string text =
+      Line("job", summary.name()) + Line("tenant", summary.tenant()) +
+      Line("state", summary.state()) +
+      Line("topology", absl::StrCat(summary.num_nodes(), " nodes, ",
+                                    summary.world_size(), " workers")) +
+      Line("optimizer", job.optimizer()) + Line("exchange", job.exchange()) +
+      Line("model",
+           absl::StrCat(job.num_tensors(), " tensors, ", job.num_elements(),
+                        " elements, ", job.num_buckets(), " buckets")) +
+      Line("layout", job.layout_digest()) +
+      Line("memory", FormatBytes(summary.bytes())) +
+      Line("generation", absl::StrCat(summary.generation())) +
+      Line("open step", absl::StrCat(summary.open_step())) +
+      Line("weight version", absl::StrCat(summary.weight_version())) +
+      Line("steps", absl::StrCat(job.steps_committed(), " committed, ",
+                                 job.steps_skipped(), " skipped, ",
+                                 job.steps_aborted(), " aborted")) +
+      Line("last step", absl::StrFormat("%s, gradient norm %.4g",
+                                        FormatSeconds(job.last_step_seconds()),
+                                        job.last_grad_norm())) +
+      Line("last progress",
+           FormatSeconds(job.steps_since_progress_ms() / 1e3) + " ago") +
+      Line("fallbacks", absl::StrCat(job.fallbacks())) +
+      Line("waits for",
+           summary.waiting_for().empty() ? "nobody" : summary.waiting_for()) +
+      Line("last failure",
+           job.last_failure().empty() ? "none" : job.last_failure());
+  Table table({"RANK", "LOCAL", "STATE", "PID", "BUCKETS PUSHED"});
+  for (const v1::WorkerStatus& worker : job.workers()) {
+    table.AddRow({absl::StrCat(worker.rank()),
+                  absl::StrCat(worker.local_rank()), worker.state(),
+                  worker.pid() == 0 ? "-" : absl::StrCat(worker.pid()),
+                  absl::StrCat(worker.buckets_pushed())});
+  }
+  return absl::StrCat(text, "\n", table.ToString());
+}
+
+std::string Render(const v1::VersionReply& version) {
+  return Line("version", version.version()) +
+         Line("compiler", version.compiler()) +
+         Line("pid", absl::StrCat(version.pid()));
+}
+
+}  // namespace ballast::ctl

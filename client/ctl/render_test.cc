@@ -1,0 +1,51 @@
+#include "client/ctl/render.h"
+
+#include <string>
+
+#include "client/ctl/table.h"
+#include "gtest/gtest.h"
+
+namespace ballast::ctl {
+namespace {
+
+TEST(TableTest, AlignsColumnsWithoutTrailingBlanks) {
+  Table table({"A", "LONG", "Z"});
+  table.AddRow({"wide", "x", ""});
+  EXPECT_EQ(table.ToString(), "A     LONG  Z\nwide  x\n");
+}
+
+TEST(RenderTest, FormatsBytesAndSeconds) {
+  EXPECT_EQ(FormatBytes(0), "0 B");
+  EXPECT_EQ(FormatBytes(1536), "1.5 KiB");
+  EXPECT_EQ(FormatBytes(UINT64_MAX), "16.0 EiB");
+  EXPECT_EQ(FormatSeconds(0.25), "0.25 s");
+  EXPECT_EQ(FormatSeconds(61), "1m 1s");
+  EXPECT_EQ(FormatSeconds(7380), "2h 3m");
+}
+
+TEST(RenderTest, StatusShowsAddressesAndJobs) {
+  v1::StatusReply status;
+  status.set_state("serving");
+  status.set_metrics_address("127.0.0.1:7471");
+  v1::JobSummary* const job = status.add_jobs();
+  job->set_name("gpt2");
+  job->set_waiting_for("rank 2 has not attached");
+  const std::string text = Render(status);
+  EXPECT_NE(text.find("http://127.0.0.1:7471/metrics"), std::string::npos);
+  EXPECT_NE(text.find("gpt2"), std::string::npos);
+  EXPECT_NE(text.find("rank 2 has not attached"), std::string::npos);
+}
+
+TEST(RenderTest, JobShowsItsWorkers) {
+  v1::GetJobReply job;
+  job.mutable_summary()->set_name("gpt2");
+  v1::WorkerStatus* const worker = job.add_workers();
+  worker->set_state("ready");
+  worker->set_pid(4711);
+  const std::string text = Render(job);
+  EXPECT_NE(text.find("4711"), std::string::npos);
+  EXPECT_NE(text.find("nobody"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace ballast::ctl
