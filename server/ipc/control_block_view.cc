@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <climits>
+#include <cstddef>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
@@ -25,6 +26,37 @@ void CopyOnce(std::byte* to, const std::byte* from, size_t size) {
     __atomic_load(from + i, to + i, __ATOMIC_RELAXED);
   }
 }
+
+// Writes what the other side may be reading right now, in words of 64 bits.
+// Each is a release store, so that none can be seen before what was stored
+// earlier: the mark that says "being written".
+void StoreWords(void* to, const void* from, size_t size) {
+  for (size_t i = 0; i < size; i += sizeof(uint64_t)) {
+    uint64_t word;
+    std::memcpy(&word, static_cast<const std::byte*>(from) + i, sizeof(word));
+    __atomic_store(reinterpret_cast<uint64_t*>(static_cast<std::byte*>(to) + i),
+                   &word, __ATOMIC_RELEASE);
+  }
+}
+
+// The part of DaemonArea that StoreFailure writes.
+struct Failure {
+  int32_t code;
+  uint32_t is_fatal;
+  uint64_t word;
+  char text[proto::kMaxErrorBytes];
+};
+constexpr size_t kFailureOffset = offsetof(proto::DaemonArea, failure_code);
+static_assert(kFailureOffset % sizeof(uint64_t) == 0);
+static_assert(sizeof(Failure) % sizeof(uint64_t) == 0);
+static_assert(offsetof(proto::DaemonArea, failure_fatal) ==
+              kFailureOffset + offsetof(Failure, is_fatal));
+static_assert(offsetof(proto::DaemonArea, failure_word) ==
+              kFailureOffset + offsetof(Failure, word));
+static_assert(offsetof(proto::DaemonArea, failure_text) ==
+              kFailureOffset + offsetof(Failure, text));
+static_assert(offsetof(proto::StepRecord, outcome) == sizeof(proto::Word));
+static_assert(sizeof(proto::StepRecord) % sizeof(uint64_t) == 0);
 
 }  // namespace
 
@@ -151,10 +183,7 @@ void ControlBlockView::StoreOpen(Generation generation, Step step) {
 void ControlBlockView::StoreCommitted(const StepReport& report) {
   const uint64_t word =
       proto::SequenceWord(report.generation.value(), report.step.value());
-  proto::StepRecord& record = daemon_area()->records[report.step.value() & 1];
-  // A reader that looks for an older step must not take a mixture for it.
-  record.word.store(0, std::memory_order_relaxed);
-  std::atomic_thread_fence(std::memory_order_release);
+  proto::StepRecord record{};
   record.outcome = report.outcome;
   record.fallbacks = report.fallbacks;
   record.weight_version = report.weight_version.value();
@@ -169,25 +198,31 @@ void ControlBlockView::StoreCommitted(const StepReport& report) {
   record.seconds = report.seconds;
   std::copy(std::begin(report.stage_seconds), std::end(report.stage_seconds),
             record.stage_seconds);
-  record.word.store(word, std::memory_order_release);
+
+  proto::StepRecord& shared = daemon_area()->records[report.step.value() & 1];
+  // A reader that looks for an older step must not take a mixture for it.
+  shared.word.store(0, std::memory_order_relaxed);
+  StoreWords(&shared.outcome, &record.outcome,
+             sizeof(record) - sizeof(record.word));
+  shared.word.store(word, std::memory_order_release);
   daemon_area()->committed.store(word, std::memory_order_release);
 }
 
 void ControlBlockView::StoreFailure(absl::StatusCode code, bool is_fatal,
                                     uint64_t word, std::string_view text) {
+  Failure failure{};  // text ends in NUL
+  failure.code = static_cast<int32_t>(code);
+  failure.is_fatal = is_fatal ? 1 : 0;
+  failure.word = word;
+  std::memcpy(failure.text, text.data(),
+              std::min(text.size(), sizeof(failure.text) - 1));
+
   proto::DaemonArea& area = *daemon_area();
   // A sequence lock: odd while the fields change. Only this side writes it;
   // its own count is read back, but nothing here depends on its value.
   const uint32_t odd = area.failure.load(std::memory_order_relaxed) | 1;
   area.failure.store(odd, std::memory_order_relaxed);
-  std::atomic_thread_fence(std::memory_order_release);
-  area.failure_code = static_cast<int32_t>(code);
-  area.failure_fatal = is_fatal ? 1 : 0;
-  area.failure_word = word;
-  const size_t size =
-      std::min(text.size(), sizeof(area.failure_text) - 1);  // ends in NUL
-  std::memcpy(area.failure_text, text.data(), size);
-  std::memset(area.failure_text + size, 0, sizeof(area.failure_text) - size);
+  StoreWords(&area.failure_code, &failure, sizeof(failure));
   area.failure.store(odd + 1, std::memory_order_release);
 }
 
