@@ -1,6 +1,7 @@
 #include "server/service/grpc_server.h"
 
 #include <fcntl.h>
+#include <grpcpp/generic/async_generic_service.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/resource_quota.h>
@@ -54,6 +55,11 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Listen(
   SetBounds(&builder);
   if (server->service_ != nullptr) {
     builder.RegisterService(server->service_.get());
+  } else {
+    // gRPC starts no server without a service; this one answers everything
+    // but health checks with UNIMPLEMENTED.
+    server->nothing_ = std::make_unique<grpc::CallbackGenericService>();
+    builder.RegisterCallbackGenericService(server->nothing_.get());
   }
   int port = 0;
   builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &port);

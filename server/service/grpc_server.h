@@ -7,6 +7,7 @@
 #ifndef SERVER_SERVICE_GRPC_SERVER_H_
 #define SERVER_SERVICE_GRPC_SERVER_H_
 
+#include <grpcpp/generic/async_generic_service.h>
 #include <grpcpp/impl/codegen/service_type.h>
 #include <grpcpp/server.h>
 
@@ -44,6 +45,7 @@ class GrpcServer {
  private:
   GrpcServer() = default;
   std::unique_ptr<grpc::Service> service_;
+  std::unique_ptr<grpc::CallbackGenericService> nothing_;
   std::unique_ptr<grpc::Server> server_;
   std::string address_;
   bool is_shut_down_ = false;
