@@ -8,4 +8,4 @@ PYTHONPATH="$PWD:$PWD/tests" PYTHONDONTWRITEBYTECODE=1
 export PYTHONPATH PYTHONDONTWRITEBYTECODE
 file=$1
 shift
-exec /usr/bin/python3 -W error::ResourceWarning "$file" "$@"
+exec /usr/bin/python3 -W error::ResourceWarning "$file" -v "$@"

@@ -1,0 +1,253 @@
+"""Processes that die, stop and fork: nothing hangs, nothing is left, and a
+replaced worker changes no bit."""
+
+import os
+import signal
+import sys
+import threading
+import unittest
+import unittest.mock
+
+import lab
+
+if not lab.missing():
+    import numpy as np
+    import ballast
+    import job
+
+_ADAMW = {"name": "adamw", "lr": 0.01, "betas": (0.9, 0.95), "eps": 1e-8,
+          "weight_decay": 0.1}
+
+# One rank of the reference job: says where it is and waits to be told on.
+_WORKER = """
+import os, sys, time
+import ballast, job
+steps, stop_at, where = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+s = ballast.Session(tensors=job.initial(), bucket_bytes=8192, timeout=60,
+                    optimizer=dict(name="adamw", lr=0.01, betas=(0.9, 0.95),
+                                   eps=1e-8, weight_decay=0.1))
+print("open", s.open_step, s.cursor.decode(), flush=True)
+for step in s.steps(steps):
+    if step == stop_at and where == "before":
+        print("stopped", flush=True)
+        time.sleep(1000)
+    job.fill(s, step)
+    s.param_groups[0]["lr"] = job.learning_rate(step)
+    if step == stop_at and where == "pushing":
+        s.push("head")
+        s.push("embedding")
+        print("stopped", flush=True)
+        time.sleep(1000)
+    s.step(cursor=b"after %d" % step)
+s.close()
+print("done", flush=True)
+"""
+
+_FORKER = """
+import os, signal, sys, time
+import numpy as np
+import ballast
+s = ballast.Session(tensors={"w": np.zeros(3, np.float32)}, timeout=30,
+                    optimizer={"name": "sgd", "lr": 1.0})
+child = os.fork()
+if child == 0:
+    for call in (s.step, s.close, s.detach, s.stats, lambda: s.push("w")):
+        try:
+            call()
+            print("allowed", flush=True)
+        except ballast.FailedPrecondition as error:
+            assert "forked child" in str(error), error
+    if sys.argv[1] == "stay":
+        print("child", os.getpid(), flush=True)
+        time.sleep(1000)
+    del s
+    sys.exit(0)
+if sys.argv[1] == "stay":
+    time.sleep(1000)
+assert os.waitpid(child, 0)[1] == 0
+for _ in range(3):
+    s.grads["w"][...] = 1
+    s.step()
+assert np.all(s.params["w"] == -3)
+s.close()
+print("parent is fine", flush=True)
+"""
+
+
+class WorkerDeathTest(lab.TestCase):
+
+    STEPS = 5
+
+    def setUp(self):
+        super().setUp()
+        self.daemon = self.start_daemon()
+        # Workers as processes find job.py and reference.py here.
+        path = os.pathsep.join(sys.path)
+        patch = unittest.mock.patch.dict(os.environ, PYTHONPATH=path)
+        patch.start()
+        self.addCleanup(patch.stop)
+
+    def check_replaced(self, where):
+        """Rank 1 of 2 is killed in step 3 and replaced; rank 0 only waits."""
+        expected = job.Reference(2, _ADAMW)
+        for step in range(1, self.STEPS + 1):
+            expected.step(step)
+        final = []
+
+        def survive():
+            with self.daemon.session(0, 2, job.initial(), optimizer=_ADAMW,
+                                     bucket_bytes=8192) as s:
+                job.train(s, self.STEPS)
+                final.append(job.weights(s))
+
+        survivor = threading.Thread(target=survive, daemon=True)
+        survivor.start()
+        victim = self.start_worker(self.daemon, _WORKER, self.STEPS, 3, where,
+                                   rank=1, world=2)
+        victim.expect("stopped")
+        victim.kill()
+        heir = self.start_worker(self.daemon, _WORKER, self.STEPS, 0, "",
+                                 rank=1, world=2)
+        self.assertEqual(heir.expect("open"), "open 3 after 2")
+        code, output = heir.finish()
+        self.assertEqual(code, 0, output)
+        survivor.join(lab.PATIENCE)
+        self.assertTrue(final, "the survivor did not finish")
+        for name in job.SHAPES:
+            self.assertBitsEqual(final[0][name], expected.weight(name), name)
+
+    def test_replaced_before_it_pushed(self):  # I19, I20
+        self.check_replaced("before")
+
+    def test_replaced_while_it_pushed(self):  # I19, I20
+        self.check_replaced("pushing")
+
+    def test_survivors_are_told_for_whom_they_wait(self):  # I23
+        tensors = {"w": np.zeros(3, np.float32)}
+
+        def other(rank):
+            s = self.daemon.session(rank, 2, tensors)
+            s.step()
+            if rank == 1:
+                s.detach()
+                return
+            error = self.assertRaisesWith(
+                ballast.DeadlineExceeded, ["rank 1", "step 2"],
+                lambda: s.step(timeout=1.0))
+            self.assertIsNone(error.resume_step)
+            s.detach()
+
+        lab.run_ranks(2, other)
+
+    def test_a_dead_workers_memory_goes_with_the_hold(self):  # I28
+        daemon = self.start_daemon("jobs.hold=1s")
+        before = daemon.memfds()
+        shared = lab.shared_memory()
+        worker = self.start_worker(daemon, _WORKER, 5, 2, "before")
+        worker.expect("stopped")
+        self.assertGreater(daemon.memfds(), before)
+        worker.kill()
+        lab.poll(lambda: daemon.memfds() == before, "the job is freed")
+        self.assertEqual(lab.shared_memory(), shared)
+
+
+class DaemonDeathTest(lab.TestCase):
+
+    TENSORS = {}
+
+    def setUp(self):
+        super().setUp()
+        self.TENSORS = {"w": np.zeros(100003, np.float32)}
+
+    def during_steps(self, daemon, number):
+        """Two ranks step until `number` hits the daemon; their errors."""
+        started = threading.Barrier(3)
+        errors = []
+
+        def worker(rank):
+            s = daemon.session(rank, 2, self.TENSORS)
+            s.step()
+            started.wait(lab.PATIENCE)
+            try:
+                for _ in range(1_000_000):
+                    s.step()
+            except ballast.Error as error:
+                errors.append(error)
+            # Views stay readable after the end.
+            self.assertTrue(np.all(s.params["w"] == 0))
+            return s
+
+        def kill(_):
+            started.wait(lab.PATIENCE)
+            daemon.signal(number)
+
+        lab.run_ranks(3, lambda r: worker(r) if r < 2 else kill(r))
+        return errors
+
+    def test_sigkill_is_an_error_not_a_hang(self):  # I23, I28
+        shared = lab.shared_memory()
+        daemon = self.start_daemon()
+        errors = self.during_steps(daemon, signal.SIGKILL)
+        self.assertEqual(daemon.wait(), 128 + signal.SIGKILL)
+        self.assertEqual(len(errors), 2)
+        for error in errors:
+            self.assertIsInstance(error, ballast.Unavailable)
+            self.assertIn("went away", str(error))
+        self.assertEqual(lab.shared_memory(), shared)
+        # A restart in the same directory succeeds.
+        daemon.start()
+        with daemon.session(0, 1, self.TENSORS) as s:
+            self.assertEqual(s.step().step, 1)
+
+    def test_sigterm_drains(self):  # I23, I28
+        daemon = self.start_daemon()
+        errors = self.during_steps(daemon, signal.SIGTERM)
+        self.assertEqual(daemon.wait(), 0, daemon.log())
+        self.assertEqual([type(e) for e in errors], [ballast.Unavailable] * 2)
+        self.assertFalse(os.path.exists(
+            os.path.join(daemon.directory, "ballastd.sock")))
+
+    def test_sigterm_of_an_idle_daemon(self):
+        daemon = self.start_daemon()
+        daemon.signal(signal.SIGTERM)
+        self.assertEqual(daemon.wait(), 0, daemon.log())
+
+    def test_a_worker_that_waits_for_others_is_told(self):  # I23
+        daemon = self.start_daemon()
+
+        def worker(rank):
+            if rank == 1:
+                lab.poll(lambda: daemon.memfds() > 0, "rank 0 is attached")
+                daemon.signal(signal.SIGKILL)
+                return
+            self.assertRaisesWith(ballast.Unavailable, "",
+                                  lambda: daemon.session(0, 2, self.TENSORS))
+
+        lab.run_ranks(2, worker)
+
+
+class ForkTest(lab.TestCase):
+
+    def test_a_child_can_neither_use_nor_end_it(self):
+        daemon = self.start_daemon()
+        worker = self.start_worker(daemon, _FORKER, "go")
+        code, output = worker.finish()
+        self.assertEqual(code, 0, output)
+        self.assertIn("parent is fine", output)
+        self.assertNotIn("allowed", output)
+
+    def test_a_child_does_not_keep_a_dead_workers_lease(self):  # I28
+        daemon = self.start_daemon()
+        worker = self.start_worker(daemon, _FORKER, "stay")
+        child = int(worker.expect("child").split()[-1])
+        self.addCleanup(os.kill, child, signal.SIGKILL)
+        os.kill(worker.pid, signal.SIGKILL)
+        worker.process.wait()
+        os.kill(child, 0)  # it lives, and holds the socket
+        with daemon.session(0, 1, {"w": np.zeros(3, np.float32)},
+                            resume="must") as s:
+            self.assertEqual(s.step().step, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(unittest.main(verbosity=2))

@@ -1,0 +1,13 @@
+#!/bin/sh
+# Runs one test file with the distribution's Python: under Bazel, where what
+# it needs lies beside it, or by hand with the variables of tools/env.
+set -eu
+root=$(CDPATH= cd -- "$(dirname -- "$0")/../.." && pwd)
+: "${BALLASTD=$root/server/daemon/ballastd}"
+: "${BALLAST_LIBRARY=$root/client/capi/libballast.so}"
+BALLAST_TRAIN_GPT="$root/client/python/examples/train_gpt.py"
+PYTHONPATH="$root/client/python:$root/tests/golden:$root/tests/integration"
+PYTHONDONTWRITEBYTECODE=1
+export BALLASTD BALLAST_LIBRARY BALLAST_TRAIN_GPT PYTHONPATH \
+  PYTHONDONTWRITEBYTECODE
+exec timeout -k 10 280 /usr/bin/python3 "$root/tests/integration/$1"
