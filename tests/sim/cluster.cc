@@ -1,0 +1,349 @@
+#include "tests/sim/cluster.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace ballast::sim {
+namespace {
+
+// Everything in a scenario happens well within this virtual time.
+constexpr absl::Duration kPatience = absl::Hours(2);
+constexpr uint64_t kMaxEvents = 20'000'000;
+constexpr size_t kMaxViolations = 20;
+
+}  // namespace
+
+Cluster::Daemon::Daemon(Cluster* cluster, int rank)
+    : process(&cluster->world_, absl::StrCat("daemon-", rank)),
+      pool(&process, cluster->seeds_.Next(), /*num_threads=*/3),
+      device({}, &process),
+      random(cluster->seeds_.Next()) {
+  daemon::Leaves leaves;
+  leaves.clock = &cluster->world_;
+  leaves.executor = &process;
+  leaves.pool = &pool;
+  leaves.device = &device;
+  leaves.random = &random;
+  leaves.kernels = &cluster->kernels_;
+  const Scenario& scenario = cluster->scenario_;
+  if (scenario.nodes > 1) {
+    transport = *cluster->network_.AddNode(NodeRank(rank), &process);
+    peer_link = *cluster->peers_.AddNode(NodeRank(rank), &process);
+    leaves.transport = transport.get();
+    leaves.peer_link = peer_link.get();
+  }
+  daemon::NodeOptions options;
+  options.sessions.join_timeout = scenario.join_timeout;
+  options.sessions.chunk_bytes = scenario.chunk_bytes;
+  options.sessions.compute_threads = pool.num_threads();
+  options.buckets_in_flight = scenario.buckets_in_flight;
+  node = std::make_unique<daemon::Node>(leaves, options);
+}
+
+Cluster::Cluster(const Scenario& scenario, uint64_t seed,
+                 const kernels::Kernels& kernels)
+    : scenario_(scenario),
+      kernels_(kernels),
+      world_(seed),
+      seeds_(seed ^ 0xba11a57),
+      links_(&world_, seeds_.Next(), scenario.link),
+      network_(&links_),
+      peers_(&links_),
+      reference_(scenario_),
+      workers_(scenario.world_size()),
+      lives_(scenario.world_size()),
+      last_version_(scenario.world_size(), -1),
+      is_fault_taken_(scenario.faults.size()) {
+  for (int n = 0; n < scenario.nodes; ++n) {
+    daemons_.push_back(std::make_unique<Daemon>(this, n));
+  }
+}
+
+Cluster::~Cluster() = default;
+
+Result Cluster::Run() {
+  for (int rank = 0; rank < scenario_.world_size(); ++rank) {
+    const auto& absent = scenario_.absent;
+    if (std::find(absent.begin(), absent.end(), rank) != absent.end()) {
+      continue;
+    }
+    StartWorker(rank, 0);
+  }
+  const absl::Time end = world_.Now() + kPatience;
+  uint64_t events = 0;
+  while (!IsOver()) {
+    if (world_.Now() > end || ++events > kMaxEvents || !world_.Step()) {
+      OnViolation(
+          absl::StrCat("I23: not over after ",
+                       absl::FormatDuration(world_.Now() - end + kPatience),
+                       " and ", events, " events"));
+      break;
+    }
+    if (result_.violations.size() > kMaxViolations) break;
+  }
+  result_.virtual_time = world_.Now() - (end - kPatience);
+  CheckEnds();
+  CheckNothingIsLeft();
+  for (int n = 0; n < scenario_.nodes; ++n) {
+    result_.wire_bytes += links_.sent_bytes(NodeRank(n));
+  }
+  result_.trace_hash = world_.trace_hash();
+  return result_;
+}
+
+void Cluster::StartWorker(int rank, int life) {
+  const WorkerId id{rank, life};
+  lives_[rank] = life;
+  workers_[rank] = std::make_unique<SimWorker>(this, id, seeds_.Next());
+  // Processes of one job do not start together.
+  workers_[rank]->process().PostAfter(
+      absl::Microseconds(world_.random().Below(20'000)),
+      [worker = workers_[rank].get()] { worker->Start(); });
+}
+
+bool Cluster::IsOver() const {
+  if (restarts_pending_ > 0) return false;
+  return std::all_of(workers_.begin(), workers_.end(), [](const auto& worker) {
+    return worker == nullptr || worker->is_done();
+  });
+}
+
+// ---- Calls between processes. ----
+
+void Cluster::CallNode(int node,
+                       absl::AnyInvocable<void(daemon::Node&) &&> fn) {
+  if (daemons_[node] == nullptr) return;
+  daemons_[node]->process.Post(
+      [daemon = daemons_[node].get(), fn = std::move(fn)]() mutable {
+        std::move(fn)(*daemon->node);
+      });
+}
+
+void Cluster::CallWorker(WorkerId id,
+                         absl::AnyInvocable<void(SimWorker&) &&> fn) {
+  SimWorker* const worker = workers_[id.rank].get();
+  if (worker == nullptr || worker->id() != id) return;
+  worker->process().Post(
+      [worker, fn = std::move(fn)]() mutable { std::move(fn)(*worker); });
+}
+
+// ---- Faults. ----
+
+const Fault* Cluster::TakeFault(Fault::Kind kind, int where, int64_t step) {
+  for (size_t i = 0; i < scenario_.faults.size(); ++i) {
+    const Fault& fault = scenario_.faults[i];
+    if (is_fault_taken_[i] || fault.kind != kind || fault.where != where ||
+        fault.step != step) {
+      continue;
+    }
+    is_fault_taken_[i] = true;
+    ++result_.faults;
+    return &fault;
+  }
+  return nullptr;
+}
+
+void Cluster::Crash(WorkerId id, const Fault& fault) {
+  if (fault.back_after.has_value()) {
+    ++restarts_pending_;
+    world_.PostAfter(*fault.back_after, [this, id] {
+      --restarts_pending_;
+      StartWorker(id.rank, id.life + 1);
+    });
+  }
+  // Not from inside the process that dies.
+  world_.Post([this, id] {
+    const int node = id.rank / scenario_.workers;
+    workers_[id.rank].reset();
+    CallNode(node, [id](daemon::Node& daemon) {
+      daemon.sessions().OnDisconnected(
+          absl::StrCat("rank-", id.rank, "-life-", id.life),
+          absl::UnavailableError("the worker died"));
+    });
+  });
+}
+
+// Faults of daemons and links, when the first rank computes their step.
+void Cluster::ActOnVersion(int64_t version) {
+  for (int n = 0; n < scenario_.nodes; ++n) {
+    if (TakeFault(Fault::Kind::kDaemonDies, n, version + 1) != nullptr) {
+      world_.Post([this, n] {
+        daemons_[n].reset();
+        for (int l = 0; l < scenario_.workers; ++l) {
+          const int rank = n * scenario_.workers + l;
+          if (workers_[rank] == nullptr) continue;
+          workers_[rank]->OnLinkClosed(
+              absl::UnavailableError("the daemon died"));
+        }
+      });
+    }
+    const Fault* const cut = TakeFault(Fault::Kind::kPartition, n, version + 1);
+    if (cut == nullptr) continue;
+    for (int other = 0; other < scenario_.nodes; ++other) {
+      if (other != n) links_.Partition(NodeRank(n), NodeRank(other));
+    }
+    if (cut->back_after.has_value()) {
+      world_.PostAfter(*cut->back_after, [this] { links_.HealAll(); });
+    }
+  }
+}
+
+// ---- Checks. ----
+
+void Cluster::OnViolation(const std::string& what) {
+  result_.violations.push_back(what);
+}
+
+void Cluster::OnVersion(WorkerId id, int64_t version, uint64_t hash,
+                        const worker::StepResult* record) {
+  world_.Note(
+      absl::StrFormat("rank %d version %d weights %x", id.rank, version, hash));
+  const int64_t last = last_version_[id.rank];
+  last_version_[id.rank] = version;
+  const bool is_next = version == last + 1 || (id.life > 0 && version == last);
+  if (!is_next) {
+    OnViolation(absl::StrCat("I19: rank ", id.rank, " sees version ", version,
+                             " after ", last));
+  }
+  if (hash != reference_.WeightsHash(version)) {
+    OnViolation(absl::StrCat("I25: rank ", id.rank, " version ", version,
+                             " is not the reference model's"));
+  }
+  if (static_cast<int64_t>(result_.weights.size()) == version) {
+    result_.weights.push_back(hash);
+    ActOnVersion(version);
+  } else if (version < static_cast<int64_t>(result_.weights.size()) &&
+             result_.weights[version] != hash) {
+    OnViolation(absl::StrCat("I25: rank ", id.rank, " version ", version,
+                             " differs from another rank's"));
+  }
+  if (record != nullptr) {
+    const bool is_skipped = reference_.WasSkipped(version);
+    if (record->step != version || record->skipped != is_skipped ||
+        record->weight_version != version ||
+        (!is_skipped && record->grad_norm != reference_.GradNorm(version))) {
+      OnViolation(absl::StrFormat(
+          "I15: rank %d, the record of step %d says step %d, skipped %d, norm "
+          "%.17g instead of %.17g",
+          id.rank, version, record->step, record->skipped, record->grad_norm,
+          reference_.GradNorm(version)));
+    }
+  }
+  const int node = id.rank / scenario_.workers;
+  if (version > 0 && !reference_.WasSkipped(version) &&
+      ones_checked_.insert({node, version}).second) {
+    CheckOnes(node, version);
+  }
+  if (!is_ownership_checked_) CheckOwnership();
+}
+
+void Cluster::CheckOwnership() {
+  is_ownership_checked_ = true;
+  const auto& daemon = daemons_[0];
+  const daemon::JobRuntime* const runtime = daemon->node->Find(kJobName);
+  if (runtime == nullptr) return;
+  const layout::Layout& layout = runtime->job().layout();
+  std::vector<std::vector<int>> owners;
+  for (const layout::TensorPlace& place : layout.places()) {
+    owners.emplace_back(place.num_elements);
+  }
+  for (const layout::Bucket& bucket : layout.buckets()) {
+    for (const layout::Shard& shard : bucket.shards) {
+      for (const layout::Piece& piece : shard.pieces) {
+        for (int64_t i = piece.begin; i < piece.end; ++i) {
+          ++owners[piece.tensor.value()][i];
+        }
+      }
+    }
+  }
+  for (size_t t = 0; t < owners.size(); ++t) {
+    const int expected = layout.tensors()[t].trainable ? 1 : 0;
+    for (const int count : owners[t]) {
+      if (count == expected) continue;
+      OnViolation(absl::StrCat("I14: an element of \"",
+                               layout.tensors()[t].name, "\" has ", count,
+                               " owners"));
+      break;
+    }
+  }
+}
+
+// Until a worker of the node that has not seen the version pushes again, the
+// node's reduced gradient is that of the version.
+void Cluster::CheckOnes(int node, int64_t version) {
+  if (daemons_[node] == nullptr) return;
+  const daemon::JobRuntime* const runtime =
+      daemons_[node]->node->Find(kJobName);
+  if (runtime == nullptr) return;
+  if (runtime->engine().counts().strays != 0) {
+    OnViolation(absl::StrCat("I19: node ", node, " has ",
+                             runtime->engine().counts().strays,
+                             " stray events"));
+  }
+  const layout::Layout& layout = runtime->job().layout();
+  const std::span<const float> gradient = runtime->state().gradient();
+  for (const layout::Bucket& bucket : layout.buckets()) {
+    for (const layout::Piece& piece : bucket.shards[node].pieces) {
+      if (!absl::StartsWith(layout.tensor(piece.tensor).name, "ones")) {
+        continue;
+      }
+      for (int64_t i = 0; i < piece.size(); ++i) {
+        if (gradient[piece.state_offset + i] == 1.0f) continue;
+        OnViolation(absl::StrCat("I6: the mean of ones is ",
+                                 gradient[piece.state_offset + i],
+                                 " at version ", version));
+        return;
+      }
+    }
+  }
+}
+
+void Cluster::CheckEnds() {
+  for (int rank = 0; rank < scenario_.world_size(); ++rank) {
+    const SimWorker* const worker = workers_[rank].get();
+    if (worker == nullptr) continue;
+    result_.aborts += worker->aborts();
+    if (daemons_[rank / scenario_.workers] == nullptr) continue;
+    const absl::Status& outcome = worker->outcome();
+    if (scenario_.expect_failure.empty()) {
+      if (!outcome.ok()) {
+        OnViolation(
+            absl::StrCat("rank ", rank, " ended with ", outcome.ToString()));
+      } else if (last_version_[rank] != scenario_.steps) {
+        OnViolation(absl::StrCat("rank ", rank, " ended at version ",
+                                 last_version_[rank]));
+      }
+    } else if (!absl::StrContains(std::string(outcome.message()),
+                                  scenario_.expect_failure)) {
+      OnViolation(absl::StrCat("I23: rank ", rank, " ended with ",
+                               outcome.ToString(), ", which does not say \"",
+                               scenario_.expect_failure, "\""));
+    }
+  }
+}
+
+void Cluster::CheckNothingIsLeft() {
+  links_.HealAll();
+  if (!world_.RunUntilIdle(kMaxEvents)) {
+    OnViolation("I28: there is no end of events");
+  }
+  for (size_t n = 0; n < daemons_.size(); ++n) {
+    if (daemons_[n] == nullptr) continue;
+    Daemon& daemon = *daemons_[n];
+    if (!daemon.node->is_empty() || !daemon.node->sessions().jobs().empty()) {
+      OnViolation(absl::StrCat("I28: node ", n, " still has a job"));
+    }
+    const uint64_t bytes = daemon.device.shared_bytes_in_use() +
+                           daemon.device.private_bytes_in_use();
+    if (bytes != 0) {
+      OnViolation(
+          absl::StrCat("I28: node ", n, " still holds ", bytes, " bytes"));
+    }
+  }
+}
+
+}  // namespace ballast::sim

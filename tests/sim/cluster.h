@@ -1,0 +1,117 @@
+// A whole job in one process and virtual time: N daemons (daemon::Node, as in
+// ballastd), their workers, the network between them, and the checks that
+// always run:
+//
+//   I6   the mean of ones is exactly one
+//   I14  every element has exactly one owner
+//   I19  every rank sees every version once and in order; no stray events
+//   I20  whatever happened, the weights are those of the run without faults
+//   I25  all ranks see the same bits, those of the reference model
+//   I28  at the end no daemon holds a byte, a job or a pending event
+//
+// Threading: one thread; everything is an event of one SimExecutor.
+#ifndef TESTS_SIM_CLUSTER_H_
+#define TESTS_SIM_CLUSTER_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "kernels/kernels.h"
+#include "server/base/random.h"
+#include "server/base/sim_compute_pool.h"
+#include "server/base/sim_executor.h"
+#include "server/daemon/node.h"
+#include "server/device/host/host_device.h"
+#include "server/transport/inproc/inproc_peer_link.h"
+#include "server/transport/inproc/inproc_transport.h"
+#include "server/transport/inproc/link_model.h"
+#include "tests/sim/reference_model.h"
+#include "tests/sim/scenario.h"
+#include "tests/sim/sim_worker.h"
+#include "tests/sim/sim_world.h"
+
+namespace ballast::sim {
+
+struct Result {
+  std::vector<std::string> violations;  // empty: passed
+  uint64_t trace_hash = 0;
+  std::vector<uint64_t> weights;  // hash by version, as the workers saw them
+  int faults = 0;                 // that really happened
+  int aborts = 0;
+  uint64_t wire_bytes = 0;  // between nodes
+  absl::Duration virtual_time;
+
+  bool passed() const { return violations.empty(); }
+};
+
+class Cluster final : public SimWorld {
+ public:
+  // `kernels`: a broken table is a negative control; the reference model
+  // always uses the scalar reference.
+  Cluster(const Scenario& scenario, uint64_t seed,
+          const kernels::Kernels& kernels);
+  ~Cluster() override;
+
+  Result Run();
+
+  // SimWorld
+  base::SimExecutor& clock() override { return world_; }
+  const Scenario& scenario() const override { return scenario_; }
+  void CallNode(int node,
+                absl::AnyInvocable<void(daemon::Node&) &&> fn) override;
+  void CallWorker(WorkerId id,
+                  absl::AnyInvocable<void(SimWorker&) &&> fn) override;
+  const Fault* TakeFault(Fault::Kind kind, int where, int64_t step) override;
+  void Crash(WorkerId id, const Fault& fault) override;
+  void OnVersion(WorkerId id, int64_t version, uint64_t hash,
+                 const worker::StepResult* record) override;
+  void OnViolation(const std::string& what) override;
+
+ private:
+  struct Daemon {
+    Daemon(Cluster* cluster, int rank);
+    // Members go in reverse order: a crash. Nothing runs in between.
+    base::SimProcess process;
+    base::SimComputePool pool;
+    device::HostDevice device;
+    base::SeededRandom random;
+    std::unique_ptr<transport::Transport> transport;
+    std::unique_ptr<transport::PeerLink> peer_link;
+    std::unique_ptr<daemon::Node> node;
+  };
+
+  void StartWorker(int rank, int life);
+  bool IsOver() const;
+  void ActOnVersion(int64_t version);
+  void CheckOwnership();
+  void CheckOnes(int node, int64_t version);
+  void CheckEnds();
+  void CheckNothingIsLeft();
+
+  const Scenario scenario_;
+  const kernels::Kernels& kernels_;
+  base::SimExecutor world_;
+  base::SeededRandom seeds_;
+  transport::LinkModel links_;
+  transport::InprocNetwork network_;
+  transport::InprocPeerNetwork peers_;
+  ReferenceModel reference_;
+  std::vector<std::unique_ptr<Daemon>> daemons_;     // null: dead
+  std::vector<std::unique_ptr<SimWorker>> workers_;  // by rank; null: dead
+  std::vector<int> lives_;                           // by rank
+  std::vector<int64_t> last_version_;                // by rank
+  std::vector<bool> is_fault_taken_;
+  std::set<std::pair<int, int64_t>> ones_checked_;  // node, version
+  bool is_ownership_checked_ = false;
+  int restarts_pending_ = 0;
+  Result result_;
+};
+
+}  // namespace ballast::sim
+
+#endif  // TESTS_SIM_CLUSTER_H_

@@ -1,0 +1,52 @@
+// The oracle: the same training, undistributed. One whole array per tensor,
+// the scalar kernels, no bucket, shard, node or daemon.
+//
+// Threading: thread-compatible.
+#ifndef TESTS_SIM_REFERENCE_MODEL_H_
+#define TESTS_SIM_REFERENCE_MODEL_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "tests/sim/scenario.h"
+
+namespace ballast::sim {
+
+class ReferenceModel {
+ public:
+  explicit ReferenceModel(const Scenario& scenario);
+
+  // Trains up to `step` if it has not yet, and hashes the weights after it
+  // (0: the initial ones): all tensors, frozen ones too, in order.
+  uint64_t WeightsHash(int64_t step);
+  bool WasSkipped(int64_t step);
+  double GradNorm(int64_t step);
+
+ private:
+  struct TensorState {
+    layout::TensorSpec spec;
+    int64_t size = 0;
+    std::vector<std::byte> weights;
+    std::vector<float> master, m, v;
+  };
+  struct Outcome {
+    uint64_t hash = 0;
+    bool skipped = false;
+    double norm = 0;
+  };
+
+  std::vector<float> MeanGradient(const TensorState& tensor, int64_t step,
+                                  bool* is_finite) const;
+  void Step();
+  uint64_t HashWeights() const;
+
+  const Scenario scenario_;
+  std::vector<TensorState> tensors_;
+  std::vector<Outcome> outcomes_;  // by step
+  int64_t optimizer_step_ = 0;
+};
+
+}  // namespace ballast::sim
+
+#endif  // TESTS_SIM_REFERENCE_MODEL_H_

@@ -1,0 +1,27 @@
+// Runs a scenario with a seed, as often as it takes to trust it.
+#ifndef TESTS_SIM_RUNNER_H_
+#define TESTS_SIM_RUNNER_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "tests/sim/cluster.h"
+#include "tests/sim/scenario.h"
+
+namespace ballast::sim {
+
+// With the scalar reference kernels.
+Result RunOnce(const Scenario& scenario, uint64_t seed);
+
+// Twice; a run whose trace differs from the first is a violation.
+Result RunTwice(const Scenario& scenario, uint64_t seed);
+
+// All *.txt of a directory, by name.
+absl::StatusOr<std::vector<Scenario>> LoadScenarios(const std::string& path);
+absl::StatusOr<Scenario> LoadScenario(const std::string& path);
+
+}  // namespace ballast::sim
+
+#endif  // TESTS_SIM_RUNNER_H_

@@ -1,0 +1,70 @@
+// A scenario: a job, a cluster and what befalls them, as text (README.md has
+// the language).
+#ifndef TESTS_SIM_SCENARIO_H_
+#define TESTS_SIM_SCENARIO_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "kernels/hyper_parameters.h"
+#include "server/layout/layout.h"
+#include "server/transport/inproc/link_model.h"
+
+namespace ballast::sim {
+
+enum class PushOrder { kLayout, kReverse, kRandom };
+
+struct Fault {
+  enum class Kind {
+    kNan,         // rank's gradient holds a NaN (once)
+    kInfinity,    // or an infinity
+    kValue,       // rank passes another lr, until it is told
+    kCrash,       // rank dies while it pushes
+    kDaemonDies,  // node's daemon dies
+    kSlow,        // rank waits before it pushes
+    kPartition,   // node is cut off from the others
+  };
+  Kind kind;
+  int64_t step = 1;
+  int where = 0;  // rank, or node
+  double value = 0;
+  std::optional<absl::Duration> back_after;  // restart, or how long
+};
+
+struct Scenario {
+  std::string name = "unnamed";
+  int nodes = 1;
+  int workers = 1;  // per node
+  std::vector<layout::TensorSpec> tensors;
+  kernels::OptimizerKind optimizer = kernels::OptimizerKind::kSgd;
+  std::vector<kernels::HyperParameters> groups = {kernels::HyperParameters()};
+  double clip = 0;
+  uint64_t bucket_bytes = 16 << 10;
+  uint64_t chunk_bytes = 8 << 10;
+  int buckets_in_flight = 4;
+  int64_t steps = 5;
+  PushOrder push_order = PushOrder::kLayout;
+  bool overlap = false;  // push a bucket as soon as its weights are published
+  absl::Duration hold = absl::Minutes(1);
+  absl::Duration join_timeout = absl::Minutes(1);
+  std::vector<int> absent;  // ranks that never come
+  transport::LinkFaults link;
+  std::vector<Fault> faults;
+  // Empty: the job ends well. Otherwise what the error says.
+  std::string expect_failure;
+
+  int world_size() const { return nodes * workers; }
+};
+
+// InvalidArgument names the line.
+absl::StatusOr<Scenario> ParseScenario(std::string_view name,
+                                       std::string_view text);
+
+}  // namespace ballast::sim
+
+#endif  // TESTS_SIM_SCENARIO_H_

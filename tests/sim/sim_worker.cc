@@ -1,0 +1,404 @@
+#include "tests/sim/sim_worker.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/session/session.h"
+#include "tests/sim/gradients.h"
+
+namespace ballast::sim {
+namespace {
+
+constexpr absl::Duration kThinking = absl::Microseconds(300);
+
+// The daemon's end of the connection.
+class SimLink final : public session::WorkerLink {
+ public:
+  SimLink(SimWorld* world, WorkerId id,
+          std::shared_ptr<SimWorker::Memory> memory)
+      : world_(world),
+        id_(id),
+        memory_(std::move(memory)),
+        identity_{.pid = 1000 + id.rank * 100 + id.life,
+                  .uid = 1000,
+                  .incarnation = Incarnation(id.rank * 1000 + id.life + 1)} {}
+
+  const session::WorkerIdentity& identity() const override { return identity_; }
+  absl::Status SendSegment(proto::SegmentKind kind,
+                           const device::SharedBuffer& buffer) override {
+    const base::Access access = kind == proto::SegmentKind::kWeights
+                                    ? base::Access::kReadOnly
+                                    : base::Access::kReadWrite;
+    auto fd = buffer.Export(access);
+    if (!fd.ok()) return fd.status();
+    auto segment =
+        base::Segment::Map(*std::move(fd), buffer.size_bytes(), access);
+    if (!segment.ok()) return segment.status();
+    memory_->segments[kind] = *std::move(segment);
+    return absl::OkStatus();
+  }
+  void OnWake() override {
+    world_->CallWorker(id_, [](SimWorker& worker) { worker.OnWake(); });
+  }
+  void Close(const absl::Status& why) override {
+    world_->CallWorker(id_,
+                       [why](SimWorker& worker) { worker.OnLinkClosed(why); });
+  }
+
+ private:
+  SimWorld* const world_;
+  const WorkerId id_;
+  const std::shared_ptr<SimWorker::Memory> memory_;
+  const session::WorkerIdentity identity_;
+};
+
+// Values that the optimizer does not have are zero (proto/control_block.h).
+proto::GroupValues ToValues(kernels::OptimizerKind kind,
+                            const kernels::HyperParameters& group) {
+  proto::GroupValues values{};
+  values.lr = group.lr;
+  values.weight_decay = group.weight_decay;
+  if (kind == kernels::OptimizerKind::kSgd) {
+    values.momentum = group.momentum;
+    values.dampening = group.dampening;
+    values.nesterov = group.nesterov ? 1 : 0;
+  } else {
+    values.beta1 = group.beta1;
+    values.beta2 = group.beta2;
+    values.eps = group.eps;
+  }
+  return values;
+}
+
+}  // namespace
+
+SimWorker::SimWorker(SimWorld* world, WorkerId id, uint64_t seed)
+    : world_(world),
+      id_(id),
+      key_(absl::StrCat("rank-", id.rank, "-life-", id.life)),
+      node_(id.rank / world->scenario().workers),
+      process_(&world->clock(), key_),
+      random_(seed),
+      memory_(std::make_shared<Memory>()) {}
+
+// ---- Calls. ----
+
+session::AttachRequest SimWorker::MakeRequest() const {
+  const Scenario& scenario = world_->scenario();
+  session::AttachRequest request;
+  request.job.name = kJobName;
+  request.job.tensors = scenario.tensors;
+  request.job.optimizer = scenario.optimizer;
+  request.job.groups = scenario.groups;
+  request.job.gradient_clipping = scenario.clip;
+  request.job.bucket_bytes = scenario.bucket_bytes;
+  request.job.hold = scenario.hold;
+  request.placement = {.rank = Rank(id_.rank),
+                       .world_size = scenario.world_size(),
+                       .local_rank = LocalRank(id_.rank % scenario.workers),
+                       .local_world_size = scenario.workers,
+                       .node_rank = NodeRank(node_)};
+  request.has_initial_values = id_.rank == 0;
+  return request;
+}
+
+void SimWorker::Start() {
+  auto link = std::make_unique<SimLink>(world_, id_, memory_);
+  world_->CallNode(
+      node_, [world = world_, id = id_, key = key_, request = MakeRequest(),
+              link = std::move(link)](daemon::Node& node) mutable {
+        node.sessions().OnConnected(key, std::move(link));
+        auto reply = node.sessions().Attach(key, std::move(request));
+        std::shared_ptr<layout::Layout> layout;
+        if (reply.ok())
+          layout = std::make_shared<layout::Layout>(*reply->layout);
+        world->CallWorker(id, [reply, layout](SimWorker& worker) {
+          worker.OnAttached(reply, layout);
+        });
+      });
+}
+
+void SimWorker::OnAttached(absl::StatusOr<session::AttachReply> reply,
+                           std::shared_ptr<layout::Layout> layout) {
+  if (!reply.ok()) return End(reply.status());
+  layout_ = std::move(layout);
+  if (reply->initial_bytes > 0) WriteInitialValues();
+  world_->CallNode(
+      node_, [world = world_, id = id_, key = key_](daemon::Node& node) {
+        node.sessions().Begin(
+            key, absl::InfiniteDuration(),
+            [world, id](absl::StatusOr<session::BeginReply> begun) {
+              world->CallWorker(
+                  id, [begun](SimWorker& worker) { worker.OnBegun(begun); });
+            });
+      });
+}
+
+void SimWorker::WriteInitialValues() {
+  const auto bytes = memory_->segments[proto::SegmentKind::kInitial].bytes();
+  for (size_t t = 0; t < layout_->tensors().size(); ++t) {
+    const layout::TensorPlace& place = layout_->places()[t];
+    const std::vector<std::byte> values =
+        InitialWeights(layout_->tensors()[t], place.num_elements);
+    if (values.empty()) continue;
+    std::memcpy(bytes.data() + place.weight_offset, values.data(),
+                values.size());
+  }
+}
+
+void SimWorker::OnBegun(absl::StatusOr<session::BeginReply> reply) {
+  if (is_done_) return;
+  if (!reply.ok()) return End(reply.status());
+  const Scenario& scenario = world_->scenario();
+  const int num_buckets = static_cast<int>(layout_->buckets().size());
+  auto view = worker::ControlView::Create(
+      memory_->segments[proto::SegmentKind::kControlBlock].bytes(), num_buckets,
+      static_cast<int>(scenario.groups.size()));
+  if (!view.ok()) return End(view.status());
+  view_ = *std::move(view);
+  step_ = reply->open_step.value();
+  word_ = proto::SequenceWord(reply->generation.value(), step_);
+  const std::string cursor = step_ == 1 ? "" : CursorOf(id_.rank, step_ - 1);
+  if (reply->cursor != cursor) {
+    world_->OnViolation(absl::StrCat("rank ", id_.rank, " got cursor \"",
+                                     reply->cursor, "\" at step ", step_));
+  }
+  is_scheduled_.assign(num_buckets, false);
+  num_pushed_ = 0;
+  for (const int32_t bucket : reply->pushed_buckets) {
+    is_scheduled_[bucket] = true;
+    ++num_pushed_;
+  }
+  Poll();
+}
+
+void SimWorker::Close() {
+  is_done_ = true;
+  world_->CallNode(
+      node_, [world = world_, id = id_, key = key_](daemon::Node& node) {
+        const absl::Status closed = node.sessions().Close(key);
+        if (!closed.ok()) {
+          world->OnViolation(absl::StrCat(
+              "rank ", id.rank, " cannot close: ", closed.ToString()));
+        }
+        node.sessions().OnDisconnected(key, absl::OkStatus());
+      });
+}
+
+void SimWorker::End(const absl::Status& outcome) {
+  if (is_done_) return;
+  is_done_ = true;
+  outcome_ = outcome;
+  world_->CallNode(node_, [key = key_, outcome](daemon::Node& node) {
+    node.sessions().OnDisconnected(key, outcome);
+  });
+}
+
+void SimWorker::OnLinkClosed(const absl::Status& why) {
+  End(why.ok() ? absl::UnavailableError("the daemon closed the connection")
+               : why);
+}
+
+// ---- Steps. ----
+
+void SimWorker::Poll() {
+  if (is_done_ || !view_.has_value()) return;
+  if (HandleFailure()) return;
+  if (view_->committed() == word_) Advance();
+  if (reported_version_ < step_ - 1 && IsPublished(step_ - 1)) {
+    ReportVersion();
+    if (step_ > world_->scenario().steps) return Close();
+  }
+  if (step_ > world_->scenario().steps) return;
+  const bool may_push = world_->scenario().overlap
+                            ? view_->open() == word_
+                            : reported_version_ == step_ - 1;
+  if (!may_push) return;
+  if (!has_begun_step_) BeginStep();
+  SchedulePushes();
+}
+
+bool SimWorker::HandleFailure() {
+  const auto failure = view_->FailureAfter(failure_seen_);
+  if (!failure.has_value()) return false;
+  failure_seen_ = failure->count;
+  if (failure->is_fatal) {
+    End(absl::Status(failure->code, failure->text));
+    return true;
+  }
+  const uint64_t open = view_->open();
+  if (failure->word != word_ || proto::StepOf(open) != step_ ||
+      proto::GenerationOf(open) <= proto::GenerationOf(word_)) {
+    world_->OnViolation(absl::StrCat("rank ", id_.rank,
+                                     " is told of a step that it does not "
+                                     "compute: ",
+                                     failure->text));
+    return true;
+  }
+  // The step starts again, with the value that was asked for.
+  ++aborts_;
+  word_ = open;
+  has_begun_step_ = false;
+  wrong_lr_.reset();
+  is_scheduled_.assign(is_scheduled_.size(), false);
+  num_pushed_ = 0;
+  return false;
+}
+
+void SimWorker::Advance() {
+  ++step_;
+  word_ = view_->open();
+  if (proto::StepOf(word_) != step_) {
+    world_->OnViolation(absl::StrCat("rank ", id_.rank, ": step ",
+                                     proto::StepOf(word_), " is open after ",
+                                     step_ - 1));
+  }
+  has_begun_step_ = false;
+  is_scheduled_.assign(is_scheduled_.size(), false);
+  num_pushed_ = 0;
+}
+
+bool SimWorker::IsPublished(int64_t version) const {
+  for (size_t b = 0; b < is_scheduled_.size(); ++b) {
+    if (proto::StepOf(view_->published(static_cast<int>(b))) < version) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void SimWorker::ReportVersion() {
+  const auto weights = memory_->segments[proto::SegmentKind::kWeights].bytes();
+  uint64_t hash = 0;
+  for (size_t t = 0; t < layout_->tensors().size(); ++t) {
+    const layout::TensorPlace& place = layout_->places()[t];
+    hash =
+        Hash(weights.data() + place.weight_offset,
+             place.num_elements * kernels::SizeOf(layout_->tensors()[t].dtype),
+             hash);
+  }
+  const bool is_first = reported_version_ < 0;
+  reported_version_ = step_ - 1;
+  std::optional<worker::StepResult> record;
+  if (!is_first) {
+    record = view_->Record(
+        proto::SequenceWord(proto::GenerationOf(word_), reported_version_));
+    if (!record.has_value()) {
+      world_->OnViolation(absl::StrCat("rank ", id_.rank, " has no record of ",
+                                       reported_version_));
+    }
+  }
+  world_->OnVersion(id_, reported_version_, hash,
+                    record.has_value() ? &*record : nullptr);
+}
+
+void SimWorker::BeginStep() {
+  has_begun_step_ = true;
+  const auto fault = [&](Fault::Kind kind) {
+    return world_->TakeFault(kind, id_.rank, step_);
+  };
+  if (const Fault* wrong = fault(Fault::Kind::kValue)) {
+    wrong_lr_ = wrong->value;
+  }
+  if (const Fault* bad = fault(Fault::Kind::kNan)) bad_value_ = bad;
+  if (const Fault* bad = fault(Fault::Kind::kInfinity)) bad_value_ = bad;
+  if (const Fault* crash = fault(Fault::Kind::kCrash)) {
+    crash_ = crash;
+    crash_after_ = static_cast<int>(random_.Below(is_scheduled_.size() + 1));
+  }
+  StoreInput();
+}
+
+void SimWorker::StoreInput() {
+  const Scenario& scenario = world_->scenario();
+  std::vector<proto::GroupValues> groups;
+  for (const kernels::HyperParameters& group : scenario.groups) {
+    groups.push_back(ToValues(scenario.optimizer, group));
+  }
+  if (wrong_lr_.has_value()) groups[0].lr = *wrong_lr_;
+  view_->StoreInput(word_, groups, CursorOf(id_.rank, step_));
+  world_->CallNode(node_, [key = key_](daemon::Node& node) {
+    node.sessions().OnDoorbell(key);
+  });
+}
+
+void SimWorker::SchedulePushes() {
+  std::vector<int> ready;
+  for (size_t b = 0; b < is_scheduled_.size(); ++b) {
+    const int bucket = static_cast<int>(b);
+    if (is_scheduled_[b] ||
+        proto::StepOf(view_->published(bucket)) < step_ - 1) {
+      continue;
+    }
+    is_scheduled_[b] = true;
+    ready.push_back(bucket);
+  }
+  if (world_->scenario().push_order == PushOrder::kReverse) {
+    std::reverse(ready.begin(), ready.end());
+  }
+  if (world_->scenario().push_order == PushOrder::kRandom) {
+    for (size_t i = ready.size(); i > 1; --i) {
+      std::swap(ready[i - 1], ready[random_.Below(i)]);
+    }
+  }
+  absl::Duration at;
+  if (const Fault* slow =
+          world_->TakeFault(Fault::Kind::kSlow, id_.rank, step_)) {
+    at = slow->back_after.value_or(absl::Seconds(2));
+  }
+  for (const int bucket : ready) {
+    at += absl::Nanoseconds(random_.Below(absl::ToInt64Nanoseconds(kThinking)));
+    process_.PostAfter(at,
+                       [this, word = word_, bucket] { PushOne(word, bucket); });
+  }
+}
+
+void SimWorker::PushOne(uint64_t word, int bucket) {
+  if (is_done_ || word != word_) return;  // the step was aborted meanwhile
+  if (crash_ != nullptr && num_pushed_ >= crash_after_) return Crash();
+  WriteGradients(bucket);
+  view_->StorePushed(bucket, word_);
+  ++num_pushed_;
+  world_->CallNode(node_, [key = key_](daemon::Node& node) {
+    node.sessions().OnDoorbell(key);
+  });
+  const bool is_last = num_pushed_ == static_cast<int>(is_scheduled_.size());
+  if (is_last) bad_value_ = nullptr;
+  if (is_last && crash_ != nullptr) Crash();
+}
+
+void SimWorker::Crash() {
+  is_done_ = true;
+  world_->Crash(id_, *crash_);
+}
+
+void SimWorker::WriteGradients(int bucket) {
+  const auto weights = memory_->segments[proto::SegmentKind::kWeights].bytes();
+  const auto gradients =
+      memory_->segments[proto::SegmentKind::kGradients].bytes();
+  bool is_first = bad_value_ != nullptr;
+  for (const layout::Shard& shard : layout_->bucket(BucketId(bucket)).shards) {
+    for (const layout::Piece& piece : shard.pieces) {
+      const layout::TensorSpec& tensor = layout_->tensor(piece.tensor);
+      const layout::TensorPlace& place = layout_->place(piece.tensor);
+      const int64_t offset = piece.begin * kernels::SizeOf(tensor.dtype);
+      std::byte* const out = gradients.data() + place.gradient_offset + offset;
+      ComputeGradient(tensor, id_.rank, step_, piece.begin, piece.end,
+                      weights.data() + place.weight_offset + offset, out);
+      if (is_first) Poison(out, tensor.dtype);
+      is_first = false;
+    }
+  }
+}
+
+void SimWorker::Poison(std::byte* element, kernels::DType dtype) {
+  const bool is_nan = bad_value_->kind == Fault::Kind::kNan;
+  uint32_t bits = is_nan ? 0x7fc00000 : 0x7f800000;
+  if (dtype == kernels::DType::kBFloat16) bits >>= 16;
+  if (dtype == kernels::DType::kFloat16) bits = is_nan ? 0x7e00 : 0x7c00;
+  std::memcpy(element, &bits, kernels::SizeOf(dtype));
+}
+
+}  // namespace ballast::sim

@@ -1,0 +1,103 @@
+// A worker process in virtual time. It speaks to its daemon as a real one
+// does: calls (attach, begin, close), doorbells, and the control block in
+// shared memory, through the client's own view of it.
+//
+// Threading: events of its own SimProcess.
+#ifndef TESTS_SIM_SIM_WORKER_H_
+#define TESTS_SIM_SIM_WORKER_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/worker/control_view.h"
+#include "proto/control_block.h"
+#include "proto/handle_socket.h"
+#include "server/base/random.h"
+#include "server/base/segment.h"
+#include "server/base/sim_executor.h"
+#include "server/layout/layout.h"
+#include "server/session/job_spec.h"
+#include "tests/sim/sim_world.h"
+
+namespace ballast::sim {
+
+inline constexpr char kJobName[] = "job";
+
+class SimWorker {
+ public:
+  // Segments that the daemon sent; kept by the link too, as a socket would.
+  struct Memory {
+    std::map<proto::SegmentKind, base::Segment> segments;
+  };
+
+  SimWorker(SimWorld* world, WorkerId id, uint64_t seed);
+
+  void Start();
+
+  WorkerId id() const { return id_; }
+  base::SimProcess& process() { return process_; }
+  bool is_done() const { return is_done_; }
+  // How it ended: OK if it closed the job after its last step.
+  const absl::Status& outcome() const { return outcome_; }
+  int64_t step() const { return step_; }
+  int aborts() const { return aborts_; }
+
+  // From its link.
+  void OnWake() { Poll(); }
+  void OnLinkClosed(const absl::Status& why);
+
+ private:
+  session::AttachRequest MakeRequest() const;
+  void OnAttached(absl::StatusOr<session::AttachReply> reply,
+                  std::shared_ptr<layout::Layout> layout);
+  void WriteInitialValues();
+  void OnBegun(absl::StatusOr<session::BeginReply> reply);
+  void Poll();
+  bool HandleFailure();
+  void Advance();
+  bool IsPublished(int64_t version) const;
+  void ReportVersion();
+  void BeginStep();
+  void StoreInput();
+  void SchedulePushes();
+  void PushOne(uint64_t word, int bucket);
+  void WriteGradients(int bucket);
+  void Crash();
+  void Poison(std::byte* element, kernels::DType dtype);
+  void Close();
+  void End(const absl::Status& outcome);
+
+  SimWorld* const world_;
+  const WorkerId id_;
+  const std::string key_;
+  const int node_;
+  base::SimProcess process_;
+  base::SeededRandom random_;
+  std::shared_ptr<Memory> memory_;
+  std::shared_ptr<layout::Layout> layout_;
+  std::optional<worker::ControlView> view_;
+  uint32_t failure_seen_ = 0;
+  int64_t step_ = 0;
+  uint64_t word_ = 0;  // of step_, in its generation
+  int64_t reported_version_ = -1;
+  bool has_begun_step_ = false;
+  std::vector<bool> is_scheduled_;  // by bucket, for step_
+  int num_pushed_ = 0;
+  const Fault* crash_ = nullptr;
+  int crash_after_ = 0;  // pushes of this step
+  std::optional<double> wrong_lr_;
+  const Fault* bad_value_ = nullptr;  // NaN or infinity
+  int aborts_ = 0;
+  bool is_done_ = false;
+  absl::Status outcome_;
+};
+
+}  // namespace ballast::sim
+
+#endif  // TESTS_SIM_SIM_WORKER_H_
