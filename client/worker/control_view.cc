@@ -21,11 +21,13 @@ static_assert(kRecordBytes % 8 == 0);
 
 // Copies what the other side may be writing: tearing is possible between
 // words and is found by the caller's sequence check, a data race is not.
-void CopyRelaxed(void* to, const void* from, size_t size_bytes) {
+// acquire: the caller's second look at the sequence word comes after this
+// (a fence would do as well, but the thread sanitizer knows none).
+void CopyShared(void* to, const void* from, size_t size_bytes) {
   auto* source = static_cast<const uint32_t*>(from);
   auto* target = static_cast<char*>(to);
   for (size_t i = 0; i < size_bytes / 4; ++i) {
-    const uint32_t value = __atomic_load_n(source + i, __ATOMIC_RELAXED);
+    const uint32_t value = __atomic_load_n(source + i, __ATOMIC_ACQUIRE);
     std::memcpy(target + 4 * i, &value, 4);
   }
 }
@@ -128,8 +130,7 @@ std::optional<StepResult> ControlView::Record(uint64_t word) const {
   const StepRecord& slot = daemon_->records[proto::StepOf(word) & 1];
   if (slot.word.load(std::memory_order_acquire) != word) return std::nullopt;
   PlainRecord record;
-  CopyRelaxed(&record, &slot, kRecordBytes);
-  std::atomic_thread_fence(std::memory_order_acquire);
+  CopyShared(&record, &slot, kRecordBytes);
   if (slot.word.load(std::memory_order_relaxed) != word) return std::nullopt;
   record.word = word;
   return ToResult(record);
@@ -142,11 +143,10 @@ std::optional<Failure> ControlView::FailureAfter(uint32_t seen) const {
   uint32_t fatal;
   char text[proto::kMaxErrorBytes];
   Failure failure;
-  CopyRelaxed(&code, &daemon_->failure_code, sizeof(code));
-  CopyRelaxed(&fatal, &daemon_->failure_fatal, sizeof(fatal));
-  CopyRelaxed(&failure.word, &daemon_->failure_word, sizeof(failure.word));
-  CopyRelaxed(text, daemon_->failure_text, sizeof(text));
-  std::atomic_thread_fence(std::memory_order_acquire);
+  CopyShared(&code, &daemon_->failure_code, sizeof(code));
+  CopyShared(&fatal, &daemon_->failure_fatal, sizeof(fatal));
+  CopyShared(&failure.word, &daemon_->failure_word, sizeof(failure.word));
+  CopyShared(text, daemon_->failure_text, sizeof(text));
   if (daemon_->failure.load(std::memory_order_relaxed) != count) {
     return std::nullopt;  // being written again: the next look sees it
   }
