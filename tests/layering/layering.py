@@ -49,6 +49,7 @@ class Table:
         self.apart: List[List[str]] = []
         self.library: Dict[str, List[str]] = {}
         self.public: Set[str] = set()
+        self.together: Set[str] = set()
         for line in text.splitlines():
             line = line.partition("#")[0].strip()
             if line:
@@ -69,6 +70,11 @@ class Table:
         elif word == "library":
             target, _, modules = rest.partition(": ")
             self.library[target] = modules.split()
+        elif word == "together":
+            target, _, why = rest.partition(": ")
+            if not why:
+                raise ValueError("layers.txt: no reason in: " + line)
+            self.together.add(target)
         elif word == "public":
             self.public.update(rest.split())
         else:
@@ -111,7 +117,9 @@ def violations(rules: Dict[str, Rule], table: Table) -> List[str]:
     found = []
     for label in sorted(rules):
         rule = rules[label]
-        found += _shape(rule) + _visibility(rule, table)
+        if label not in table.together:
+            found += _shape(rule)
+        found += _visibility(rule, table)
         if not rule.is_test and table.module(label):
             found += _direct(rule, table) + _libraries(rule, table)
             found += _reach(rule, rules, table)

@@ -20,6 +20,7 @@ aside client/worker: server/base
 apart server/session server/engine
 library @system//:prometheus: server/metrics
 public kernels
+together //server/base:pair: they hold each other
 """)
 
 
@@ -127,6 +128,13 @@ class LayeringTest(unittest.TestCase):
     def test_source_of_another_name(self):
         self.assert_refused("one source", _library(
             "//server/base:ids", srcs=["//server/base:more.cc"]))
+
+    def test_two_headers_that_the_table_explains(self):
+        self.assertEqual([], _found(_library(
+            "//server/base:pair",
+            hdrs=["//server/base:a.h", "//server/base:b.h"])))
+        with self.assertRaises(ValueError):
+            layering.Table("together //server/base:pair")
 
     def test_generated_messages_have_their_own_shape(self):
         self.assertEqual([], _found(_library(
