@@ -91,6 +91,11 @@ absl::Status JobRuntime::Initialize() {
   engine_parts.workers = this;
   engine_parts.members = this;
   engine_parts.metrics = parts_.metrics.get();
+  engine_parts.rank_name = [job = parts_.job](LocalRank rank) {
+    const int first = job->layout().topology().FirstRank(job->node()).value();
+    return absl::StrCat("rank ", first + rank.value(), " (pid ",
+                        job->slot(rank).identity().pid, ")");
+  };
   engine_ = engine::JobEngine::Create(engine_parts);
   membership::Parts members;
   members.job = spec.name;

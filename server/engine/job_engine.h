@@ -18,6 +18,7 @@
 #ifndef SERVER_ENGINE_JOB_ENGINE_H_
 #define SERVER_ENGINE_JOB_ENGINE_H_
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -47,6 +48,8 @@ struct Parts {
   MemberPort* members = nullptr;
   metrics::JobMetrics* metrics = nullptr;      // null: none
   std::string_view transport_name = "inproc";  // metrics label
+  // How WaitingFor calls a rank; empty: "rank 2".
+  std::function<std::string(LocalRank)> rank_name = nullptr;
 };
 
 struct Counts {
