@@ -357,12 +357,23 @@ absl::StatusOr<std::string> Worker::Stats(absl::Duration timeout) {
 
 absl::Status Worker::Detach(absl::Duration timeout) {
   RETURN_IF_ERROR(CheckUsable());
+  RETURN_IF_ERROR(Freeze());
   return End(attachment_->connection.channel->Detach(timeout), "detached");
 }
 
 absl::Status Worker::Close(absl::Duration timeout) {
   RETURN_IF_ERROR(CheckUsable());
+  RETURN_IF_ERROR(Freeze());
   return End(attachment_->connection.channel->Close(timeout), "closed");
+}
+
+// Before the slot is given up: a successor gets the same memory.
+absl::Status Worker::Freeze() {
+  const absl::Status weights = attachment_->weights.MakePrivate();
+  const absl::Status gradients = attachment_->gradients.MakePrivate();
+  if (weights.ok() && gradients.ok()) return absl::OkStatus();
+  // Half frozen it cannot go on; the daemon finds the connection closed.
+  return End(weights.ok() ? gradients : weights, "detached");
 }
 
 absl::Status Worker::End(absl::Status status, std::string_view how) {

@@ -15,8 +15,8 @@
 // shared memory: params change between commit and publish of a step only.
 // Fork: a forked child may touch nothing; every call there is refused, and
 // destroying the Worker there does nothing.
-// Ownership: params() and grads() live as long as the Worker, also after
-// Detach and Close (then nobody changes them).
+// Ownership: params() and grads() live as long as the Worker. Detach and Close
+// freeze them: copies of that moment, at the same addresses.
 // Errors: the daemon's code and text. ResumeStep() tells those after which
 // the session goes on: compute that step (again). Unavailable: the daemon is
 // gone. DeadlineExceeded: says whom the daemon waits for; the call may be
@@ -128,6 +128,7 @@ class Worker {
   absl::StatusOr<StepResult> Conclude(const StepRequest& request,
                                       absl::Time deadline);
   std::string Describe(WaitFor reason) const;
+  absl::Status Freeze();
   absl::Status End(absl::Status status, std::string_view how);
 
   const Options options_;

@@ -365,6 +365,21 @@ TEST_F(WorkerTest, DetachAndCloseEndIt) {
   EXPECT_EQ(daemon_->num_closed(), 1);
 }
 
+TEST_F(WorkerTest, ViewsAreFrozenByDetachAndClose) {
+  for (const auto end : {&Worker::Detach, &Worker::Close}) {
+    Start();
+    daemon_->weights()[5] = std::byte{1};
+    worker_->grads(0)[3] = std::byte{2};
+    const std::byte* const place = worker_->params(0).data();
+    EXPECT_THAT((worker_.get()->*end)(absl::Seconds(5)), IsOk());
+    daemon_->weights()[5] = std::byte{7};  // a successor's step
+    worker_->grads(0)[3] = std::byte{9};
+    EXPECT_EQ(worker_->params(0).data(), place);
+    EXPECT_EQ(worker_->params(0)[5], std::byte{1});
+    EXPECT_EQ(daemon_->gradients()[3], std::byte{2});
+  }
+}
+
 TEST_F(WorkerTest, StatsAreTheDaemons) {
   Start();
   EXPECT_THAT(*worker_->Stats(absl::Seconds(5)),

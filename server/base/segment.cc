@@ -4,8 +4,10 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <utility>
 
@@ -20,7 +22,8 @@ namespace {
 
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 constexpr mode_t kMode = 0600;
-constexpr size_t kMaxNameBytes = 200;  // memfd_create allows 249
+constexpr uint64_t kPieceBytes = 64 << 20;  // whole pages
+constexpr size_t kMaxNameBytes = 200;       // memfd_create allows 249
 
 std::string ProcPath(int fd) { return absl::StrCat("/proc/self/fd/", fd); }
 
@@ -58,6 +61,14 @@ absl::Status CheckRoom(uint64_t size_bytes) {
   return absl::ResourceExhaustedError(
       absl::StrCat(size_bytes, " bytes of shared memory were asked for, ",
                    available, " are available"));
+}
+
+absl::Status NoCopy(int error, uint64_t size_bytes) {
+  const absl::Status status = ErrnoStatus(
+      error,
+      absl::StrCat("keep a copy of ", size_bytes, " bytes of shared memory"));
+  return error == ENOMEM ? absl::ResourceExhaustedError(status.message())
+                         : status;
 }
 
 absl::Status CheckSize(uint64_t size_bytes) {
@@ -129,6 +140,30 @@ absl::StatusOr<Segment> Segment::Map(UniqueFd fd, uint64_t size_bytes,
   ASSIGN_OR_RETURN(std::byte* const data,
                    MapBytes(fd.get(), size_bytes, access));
   return Segment(std::move(fd), data, size_bytes, access);
+}
+
+absl::Status Segment::MakePrivate() {
+  // In pieces, each moved into place at once: a reader never meets a hole.
+  for (uint64_t done = 0; done < size_bytes_;) {
+    const uint64_t piece = std::min(kPieceBytes, size_bytes_ - done);
+    void* const copy = mmap(nullptr, piece, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (copy == MAP_FAILED) return NoCopy(errno, size_bytes_);
+    std::memcpy(copy, data_ + done, piece);
+    const bool is_placed =
+        (access_ == Access::kReadWrite ||
+         mprotect(copy, piece, PROT_READ) == 0) &&
+        mremap(copy, piece, piece, MREMAP_MAYMOVE | MREMAP_FIXED,
+               data_ + done) != MAP_FAILED;
+    if (!is_placed) {
+      const int error = errno;
+      munmap(copy, piece);
+      return NoCopy(error, size_bytes_);
+    }
+    done += piece;
+  }
+  fd_.Reset();
+  return absl::OkStatus();
 }
 
 absl::StatusOr<UniqueFd> Segment::OpenReadOnly() const {

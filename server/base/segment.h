@@ -19,6 +19,7 @@
 #include <span>
 #include <string_view>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/base/unique_fd.h"
 
@@ -51,6 +52,12 @@ class Segment {
 
   // Writing to a read-only mapping is a fault: see access().
   std::span<std::byte> bytes() const { return {data_, size_bytes_}; }
+
+  // From now on the bytes are a copy of this moment's, under the same
+  // addresses: the sharers neither see nor change them. Empties fd().
+  // ResourceExhausted if there is no memory for it; then some of the bytes
+  // may still be shared.
+  absl::Status MakePrivate();
 
   // The same memory under a new fd for another process.
   absl::StatusOr<UniqueFd> OpenReadOnly() const;

@@ -52,6 +52,33 @@ TEST(SegmentTest, IsSharedThroughADuplicate) {
   EXPECT_EQ(segment->bytes()[7], std::byte{42});
 }
 
+TEST(SegmentTest, APrivateCopyIsFrozen) {
+  constexpr uint64_t kSize = (64 << 20) + 5000;  // more than one piece
+  auto segment = Segment::Create("test", kSize);
+  ASSERT_THAT(segment, IsOk());
+  segment->bytes()[7] = std::byte{1};
+  segment->bytes()[kSize - 1] = std::byte{2};
+  auto read_only = segment->OpenReadOnly();
+  ASSERT_THAT(read_only, IsOk());
+  auto view = Segment::Map(*std::move(read_only), kSize, Access::kReadOnly);
+  ASSERT_THAT(view, IsOk());
+  auto fd = segment->Duplicate();
+  ASSERT_THAT(fd, IsOk());
+  auto other = Segment::Map(*std::move(fd), kSize, Access::kReadWrite);
+  ASSERT_THAT(other, IsOk());
+  const std::byte* const place = view->bytes().data();
+  ASSERT_THAT(view->MakePrivate(), IsOk());
+  ASSERT_THAT(other->MakePrivate(), IsOk());
+  EXPECT_LT(view->fd(), 0);
+  EXPECT_EQ(view->bytes().data(), place);
+  segment->bytes()[7] = std::byte{3};
+  other->bytes()[kSize - 1] = std::byte{4};
+  EXPECT_EQ(view->bytes()[7], std::byte{1});
+  EXPECT_EQ(other->bytes()[7], std::byte{1});
+  EXPECT_EQ(view->bytes()[kSize - 1], std::byte{2});
+  EXPECT_EQ(segment->bytes()[kSize - 1], std::byte{2});
+}
+
 TEST(SegmentTest, AReadOnlyFdCannotBeMappedWritable) {
   auto segment = Segment::Create("test", 4096);
   ASSERT_THAT(segment, IsOk());
