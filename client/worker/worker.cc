@@ -18,6 +18,17 @@ constexpr absl::Duration kSlice = absl::Milliseconds(50);
 constexpr absl::Duration kStatsLimit = absl::Seconds(2);
 constexpr absl::Duration kReasonLimit = absl::Milliseconds(200);
 
+constexpr std::pair<const char*, double proto::GroupValues::*> kFields[] = {
+    {"lr", &proto::GroupValues::lr},
+    {"beta1", &proto::GroupValues::beta1},
+    {"beta2", &proto::GroupValues::beta2},
+    {"eps", &proto::GroupValues::eps},
+    {"weight_decay", &proto::GroupValues::weight_decay},
+    {"momentum", &proto::GroupValues::momentum},
+    {"dampening", &proto::GroupValues::dampening},
+    {"nesterov", &proto::GroupValues::nesterov},
+};
+
 absl::Status WithResumeStep(absl::Status status, int64_t step) {
   status.SetPayload(kResumePayload, absl::Cord(absl::StrCat(step)));
   return status;
@@ -111,6 +122,27 @@ absl::Status Worker::CheckUsable() {
   }
   RETURN_IF_ERROR(over_);
   return CheckFatal();
+}
+
+// The step that was handed over is the one that counts: other values now
+// would be silently ignored.
+absl::Status Worker::CheckRepeat(std::string_view cursor) const {
+  std::string change;
+  if (cursor != open_cursor_) change = "the cursor";
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    for (const auto& [name, field] : kFields) {
+      const double then = open_groups_[i].*field;
+      const double now = groups_[i].*field;
+      if (then == now) continue;
+      change = absl::StrCat(name, " of group ", i, " (", then, " then, ", now,
+                            " now)");
+    }
+  }
+  if (change.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "step ", proto::StepOf(word_),
+      " was already handed over with other values: ", change,
+      " differs; repeat it with the same, or detach and open a session anew"));
 }
 
 absl::Status Worker::CheckTensor(int tensor) const {
@@ -277,12 +309,17 @@ absl::StatusOr<StepResult> Worker::Step(const StepRequest& request) {
                      "its name here"));
   }
   const absl::Time deadline = clock_.Now() + request.timeout;
+  if (!is_result_due_) RETURN_IF_ERROR(SyncOpen(deadline));
+  if (is_input_stored_ || is_result_due_) {
+    RETURN_IF_ERROR(CheckRepeat(request.cursor));
+  } else {
+    open_cursor_.assign(request.cursor);
+    open_groups_ = groups_;
+  }
   if (is_result_due_) return Conclude(request, deadline);
-  RETURN_IF_ERROR(SyncOpen(deadline));
   if (view().committed() != word_) {
     if (!is_input_stored_) {
       view().StoreInput(word_, groups_, request.cursor);
-      open_cursor_.assign(request.cursor);
       is_input_stored_ = true;
     }
     attachment_->tracker.PushRest(ready_);
@@ -290,7 +327,7 @@ absl::StatusOr<StepResult> Worker::Step(const StepRequest& request) {
     attachment_->connection.handle->RingDoorbell().IgnoreError();
     RETURN_IF_ERROR(WaitCommitted(deadline));
   }
-  cursor_ = is_input_stored_ ? open_cursor_ : std::string(request.cursor);
+  cursor_ = open_cursor_;
   is_committed_ = true;
   is_result_due_ = true;
   is_input_stored_ = false;

@@ -20,8 +20,9 @@
 // Errors: the daemon's code and text. ResumeStep() tells those after which
 // the session goes on: compute that step (again). Unavailable: the daemon is
 // gone. DeadlineExceeded: says whom the daemon waits for; the call may be
-// repeated and then goes on waiting. Cancelled: `interrupted` said so; the
-// same holds. After any other error of Step the session is over.
+// repeated, with the same values, and then goes on waiting. Cancelled:
+// `interrupted` said so; the same holds. After any other error of Step the
+// session is over.
 #ifndef CLIENT_WORKER_WORKER_H_
 #define CLIENT_WORKER_WORKER_H_
 
@@ -113,6 +114,7 @@ class Worker {
   const Attachment& attachment() const { return *attachment_; }
   ControlView& view() { return attachment_->view; }
   absl::Status CheckUsable();
+  absl::Status CheckRepeat(std::string_view cursor) const;
   absl::Status CheckTensor(int tensor) const;
   absl::Status CheckFatal();
   absl::Status CheckDaemon(WaitFor reason);
@@ -146,7 +148,8 @@ class Worker {
   int64_t weight_version_ = 0;
   int64_t optimizer_step_ = 0;
   std::string cursor_;
-  std::string open_cursor_;     // handed over with word_
+  std::string open_cursor_;  // these two were handed over with word_
+  std::vector<proto::GroupValues> open_groups_;
   std::vector<int32_t> ready_;  // scratch
 };
 

@@ -159,9 +159,37 @@ TEST_F(WorkerTest, DeadlineSaysForWhomAndTheStepGoesOn) {  // I23
               StatusIs(absl::StatusCode::kDeadlineExceeded, "rank 1 is late"));
   EXPECT_EQ(worker_->open_step(), 1);
   const auto result =
-      StepWith([&] { Serve(SequenceWord(1, 1)); }, {.cursor = "second"});
+      StepWith([&] { Serve(SequenceWord(1, 1)); }, {.cursor = "first"});
   ASSERT_THAT(result, IsOk());
-  EXPECT_EQ(worker_->cursor(), "first");  // what was handed over
+  EXPECT_EQ(worker_->cursor(), "first");
+}
+
+TEST_F(WorkerTest, ARepeatWithOtherValuesIsRefused) {  // I21
+  Start();
+  const uint64_t word = SequenceWord(1, 1);
+  const auto refused = [&](StepRequest request, const std::string& part) {
+    EXPECT_THAT(
+        worker_->Step(request),
+        StatusIs(absl::StatusCode::kInvalidArgument,
+                 "step 1 was already handed over with other values: " + part));
+  };
+  EXPECT_THAT(worker_->Step({.cursor = "first", .timeout = kShort}),
+              StatusIs(absl::StatusCode::kDeadlineExceeded));
+  refused({.cursor = "second"}, "the cursor");
+  worker_->groups()[0].lr = 0.25;
+  refused({.cursor = "first"},
+          "lr of group 0 (0.5 then, 0.25 now)");
+  worker_->groups()[0].lr = 0.5;
+  daemon_->Commit(word);  // not yet published
+  EXPECT_THAT(worker_->Step({.cursor = "first", .timeout = kShort}),
+              StatusIs(absl::StatusCode::kDeadlineExceeded));
+  refused({.cursor = "second"}, "the cursor");
+  daemon_->Publish(word);
+  EXPECT_THAT(worker_->Step({.cursor = "first"}), IsOk());
+  worker_->groups()[0].lr = 0.25;  // of the next step
+  EXPECT_THAT(
+      StepWith([&] { Serve(SequenceWord(1, 2)); }, {.cursor = "second"}),
+      IsOk());
 }
 
 TEST_F(WorkerTest, DeadlineAfterCommitDoesNotPushAgain) {  // I19
