@@ -84,20 +84,28 @@ def token(argument: Any, env: Mapping[str, str]) -> str:
             raise errors.PermissionDenied(
                 "BALLAST_TOKEN_FILE=%s cannot be read: %s"
                 % (path, error)) from error
-    if isinstance(argument, bytes):
-        argument = argument.decode("utf-8", "strict")
-    if (not isinstance(argument, str)
-            or len(argument.encode()) > _MAX_TOKEN_BYTES):
+    try:
+        if isinstance(argument, bytes):
+            argument = argument.decode("utf-8", "strict")
+        fits = len(argument.encode()) <= _MAX_TOKEN_BYTES
+    except (AttributeError, UnicodeError):
+        fits = False
+    if not isinstance(argument, str) or not fits:
         raise errors.InvalidArgument(
-            "token must be text of at most %d bytes" % _MAX_TOKEN_BYTES)
+            "token must be UTF-8 text of at most %d bytes" % _MAX_TOKEN_BYTES)
     return argument
 
 
 def address(argument: Optional[str], env: Mapping[str, str]) -> str:
     value = argument or env.get("BALLAST_ADDRESS") or DEFAULT_ADDRESS
-    if not isinstance(value, str):
+    path = value if isinstance(value, str) else ""
+    for prefix in ("unix://", "unix:"):
+        if path.startswith(prefix):
+            path = path[len(prefix):]
+            break
+    if not path.startswith("/"):
         raise errors.InvalidArgument(
-            "address must be text like %s, not %s"
+            "address must be the absolute path of a Unix socket, as in %s, not %s"
             % (DEFAULT_ADDRESS, _names.shown(value)))
     return value
 
@@ -124,6 +132,9 @@ def seconds(value: Any, what: str) -> float:
 
 
 def exchange(value: Any) -> str:
+    if value == "":
+        raise errors.InvalidArgument(
+            "exchange must be the name of a preset, as in \"exact\", not ''")
     if isinstance(value, str):
         return value
     raise errors.FailedPrecondition(

@@ -1,6 +1,6 @@
 """The `tensors` argument: what is described, checked before it is sent."""
 
-from typing import Any, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -102,6 +102,22 @@ def parse_tensor(name: Any, value: Any) -> TensorSpec:
     return spec
 
 
+def _check_ties(tensors: Mapping[str, Any]) -> None:
+    """Tied tensors would be trained apart: they are one tensor."""
+    first: Dict[int, str] = {}
+    for name, value in tensors.items():
+        array = value[0] if isinstance(value, tuple) else value
+        if not isinstance(array, np.ndarray) or array.size == 0:
+            continue
+        place = array.__array_interface__["data"][0]
+        if place in first:
+            raise errors.InvalidArgument(
+                "tensors %s and %s share storage: register it once, and read "
+                "it under that name; if they are not tied, give a copy of one"
+                % (_names.shown(first[place]), _names.shown(name)))
+        first[place] = name
+
+
 def parse_tensors(tensors: Any) -> List[TensorSpec]:
     """The whole argument, in its order. All entries have values, or none."""
     if not isinstance(tensors, Mapping) or not tensors:
@@ -109,6 +125,7 @@ def parse_tensors(tensors: Any) -> List[TensorSpec]:
             "tensors must be a dictionary of at least one tensor, not %s"
             % _names.shown(tensors))
     specs = [parse_tensor(name, value) for name, value in tensors.items()]
+    _check_ties(tensors)
     with_value = [s.name for s in specs if s.value is not None]
     without = [s.name for s in specs if s.value is None]
     if with_value and without:

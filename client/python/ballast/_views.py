@@ -36,10 +36,11 @@ class Views(MappingBase):
         self._absent = absent
 
     def __getitem__(self, name: str) -> np.ndarray:
-        array = self._arrays.get(name)
+        is_text = isinstance(name, str)  # others may have no hash
+        array = self._arrays.get(name) if is_text else None
         if array is not None:
             return array
-        reason = self._absent.get(name)
+        reason = self._absent.get(name) if is_text else None
         if reason is None:
             reason = "no tensor has this name"
             if self._arrays:

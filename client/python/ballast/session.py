@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import operator
 import sys
 from typing import (Any, Dict, Iterator, List, Mapping, Optional, Sequence,
                     Tuple, Union)
@@ -134,13 +135,26 @@ class Session:
         self.params = Views(*self._views(True))
         self.grads = Views(*self._views(False))
         if self.resumed:
-            for index, group in enumerate(self.param_groups):
-                values = self._handle.group(index)
-                group.take({f: getattr(values, f)
-                            for f in _library.GROUP_FIELDS})
             print("ballast: job %s goes on at step %d (rank %d); initial "
-                  "values are not used"
-                  % (self.job, info.open_step, self.rank), file=sys.stderr)
+                  "values are not used%s"
+                  % (self.job, info.open_step, self.rank, self._take_groups()),
+                  file=sys.stderr)
+
+    def _take_groups(self) -> str:
+        """Takes the held job's hyperparameters; says which of the given ones
+        they replace."""
+        kept = []
+        for index, group in enumerate(self.param_groups):
+            given = dict(group)
+            values = self._handle.group(index)
+            group.take({f: getattr(values, f) for f in _library.GROUP_FIELDS})
+            kept += ["%s %s (given %s) of group %d"
+                     % (key, group[key], given[key], index)
+                     for key in group if group[key] != given[key]]
+        if not kept:
+            return ""
+        return ("; kept " + ", ".join(kept)
+                + ": to change them set s.param_groups")
 
     def _views(self, weights: bool
                ) -> Tuple[Dict[str, np.ndarray], str, Dict[str, str]]:
@@ -191,6 +205,15 @@ class Session:
         """Yields the steps to compute, up to `total`: starts at the open step
         (also after a re-attach) and yields a step again after Aborted. Each
         turn must call step()."""
+        try:
+            last = operator.index(total)
+        except TypeError:
+            raise errors.InvalidArgument(
+                "steps() takes the number of steps, an integer, not %s"
+                % _names.shown(total)) from None
+        return self._steps(last)
+
+    def _steps(self, total: int) -> Iterator[int]:
         while self.open_step <= total:
             tried = self._steps_tried
             yield self.open_step
@@ -328,7 +351,7 @@ class Session:
             pass  # what is on its way says more
 
     def _tensor(self, name: str) -> int:
-        if name not in self._index:
+        if not isinstance(name, str) or name not in self._index:
             raise UnknownTensor(
                 "no tensor has the name %s; the nearest is %s"
                 % (_names.shown(name), _names.nearest(name, self._index)))

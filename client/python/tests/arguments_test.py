@@ -75,6 +75,21 @@ class TensorsTest(Refuses):
                                lambda n=name: _tensors.parse_tensor(
                                    n, np.zeros(1, np.float32)))
 
+    def test_tied_tensors_are_registered_once(self):  # I16
+        shared = np.ones((2, 3), np.float32)
+        for other in (shared, shared.T, shared[:1]):
+            self.assertRefused(
+                ["'wte'", "'head'", "register it once"],
+                lambda o=other: _tensors.parse_tensors({"wte": shared,
+                                                        "head": o}))
+        bits = np.ones(2, np.uint16)
+        self.assertRefused(["share storage"], lambda: _tensors.parse_tensors({
+            "a": (bits, "bfloat16"), "b": (bits, "bfloat16")}))
+        empty = np.zeros(0, np.float32)
+        _tensors.parse_tensors({"a": shared, "b": shared.copy(),
+                                "c": shared[1:].copy(), "d": empty,
+                                "e": empty})
+
     def test_values_for_all_or_none(self):
         self.assertRefused(
             ["'a'", "'b'"],
@@ -208,12 +223,19 @@ class OptionsTest(Refuses):
         self.assertEqual(_options.token(None, {}), "")
         self.assertRefused([path], lambda: _options.token(None, env),
                            errors.PermissionDenied)
-        self.assertRefused(["4096"], lambda: _options.token("x" * 4097, {}))
+        for bad in ("x" * 4097, b"\xff", "\udc80", 7):
+            self.assertRefused(["UTF-8", "4096"],
+                               lambda b=bad: _options.token(b, {}))
 
     def test_addresses(self):
         self.assertEqual(_options.address(None, {}), _options.DEFAULT_ADDRESS)
         self.assertEqual(_options.address(None, {"BALLAST_ADDRESS": "/a"}),
                          "/a")
+        for good in ("unix:///a", "unix:/a", "/a"):
+            self.assertEqual(_options.address(good, {}), good)
+        for bad in ("tcp://1.2.3.4:5", "foo", "unix:a", "h:1", 7):
+            self.assertRefused(["address", "unix:///"],
+                               lambda b=bad: _options.address(b, {}))
         self.assertEqual(_options.coordinator("h:1", {}), "h:1")
         for bad in ("h", ":1", "h:x", "h:0", "h:65536", 7):
             self.assertRefused(["host:port"],
@@ -223,6 +245,7 @@ class OptionsTest(Refuses):
         for bad in (0, -1, "1", None, float("nan"), True):
             self.assertRefused(["timeout"], lambda b=bad: _options.seconds(
                 b, "timeout"))
+        self.assertRefused(["exact"], lambda: _options.exchange(""))
         self.assertRefused(["come with"], lambda: _options.exchange({}),
                            errors.FailedPrecondition)
 

@@ -201,6 +201,12 @@ class SessionTest(unittest.TestCase):
             with self.assertRaises(errors.InvalidArgument) as caught:
                 call("ww")
             self.assertIn("nearest is w", str(caught.exception))
+        for call in (lambda: s.push([]), lambda: s.wait({}),
+                     lambda: s.params[[1]], lambda: s.grads[{}],
+                     lambda: s.steps("a"), lambda: s.steps(None)):
+            with self.assertRaises(errors.InvalidArgument):
+                call()
+        self.assertNotIn([1], s.params)
         s.wait()
         self.assertEqual(FakeHandle.last.calls[-1][1], _library.ALL_TENSORS)
 
@@ -213,6 +219,8 @@ class SessionTest(unittest.TestCase):
         self.assertEqual(s.param_groups[0]["lr"], 7.0)
         said = "".join(call[0][0] for call in stderr.write.call_args_list)
         self.assertIn("job j goes on at step 8", said)
+        self.assertIn("; kept lr 7.0 (given 0.1) of group 0", said)
+        self.assertNotIn("momentum", said)  # as given
 
     def test_state_dict_is_a_copy_that_tensors_takes(self):
         s = session()
@@ -256,7 +264,8 @@ class SessionTest(unittest.TestCase):
         for bad in (dict(resume="maybe"), dict(gradient_clipping=-1),
                     dict(gradient_clipping=float("nan")),
                     dict(trainable="x*"), dict(tenant="a b"), dict(hold=0),
-                    dict(connect_timeout=0)):
+                    dict(connect_timeout=0), dict(exchange=""),
+                    dict(token=b"\xff"), dict(address="foo")):
             with self.assertRaises(errors.InvalidArgument, msg=str(bad)):
                 session(**bad)
         self.assertIsNone(FakeHandle.last)
