@@ -357,6 +357,30 @@ void LocalJob::ScanSlot(LocalRank rank) {
     observer_->OnPushed(rank, bucket);
   }
   scratch_ = std::move(pushed);
+  TellIfHopeless(rank);
+}
+
+void LocalJob::TellIfHopeless(LocalRank rank) {
+  Slot& slot = *slots_[rank.value()];
+  if (is_failed_ || num_closed() == 0 || !slot.is_occupied() ||
+      slot.state() == SlotState::kClosed || !slot.HasInput(open_->word())) {
+    return;
+  }
+  for (int i = 0; i < local_world_size(); ++i) {
+    const Slot& other = *slots_[i];
+    if (other.state() != SlotState::kClosed ||
+        other.IsComplete(open_->word())) {
+      continue;
+    }
+    slot.view().StoreFailure(
+        absl::StatusCode::kFailedPrecondition, /*is_fatal=*/true, open_->word(),
+        absl::StrCat("rank ", RankOf(LocalRank(i)).value(),
+                     " has closed the job; step ", open_->step.value(),
+                     " can never be committed; all ranks must take the same "
+                     "number of steps before they close"));
+    WakeLater();
+    return;
+  }
 }
 
 void LocalJob::TakeInput(LocalRank rank) {
@@ -392,8 +416,13 @@ void LocalJob::OnLinkGone(LocalRank rank, const absl::Status& why) {
 void LocalJob::Close(LocalRank rank) {
   Slot& slot = *slots_[rank.value()];
   if (slot.state() == SlotState::kClosed) return;
+  // Its last doorbell may come after this call.
+  OnDoorbell(rank);
   CancelBegin(rank, absl::CancelledError("the worker closed the job"));
   slot.Close();
+  if (open_.has_value()) {
+    for (int i = 0; i < local_world_size(); ++i) TellIfHopeless(LocalRank(i));
+  }
   if (num_closed() == local_world_size()) observer_->OnAllClosed();
 }
 

@@ -98,6 +98,9 @@ class LocalJob {
   void OnDoorbell(LocalRank rank);
   // The socket closed, the process died or detached; the slot is free again.
   void OnLinkGone(LocalRank rank, const absl::Status& why);
+  // A step that needs more of a rank that closed can never be committed:
+  // whoever called step in it is told so (fatal), then or later. Who only
+  // closes hears nothing.
   void Close(LocalRank rank);
   // The job's end, told to every worker (fatal); waiting Begins are answered.
   // No observer call follows. Idempotent.
@@ -136,6 +139,7 @@ class LocalJob {
   void TakeInput(LocalRank rank);
   void AnswerBegin(LocalRank rank);
   void StorePendingAbort();
+  void TellIfHopeless(LocalRank rank);
   void WakeLater();
   void WakeNow();
 

@@ -309,5 +309,54 @@ TEST_F(LocalJobTest, ClosedByAllIsReportedOnce) {
   EXPECT_EQ(observer_.all_closed, 1);
 }
 
+// I23: a step that a closed rank is missing from fails at once.
+TEST_F(LocalJobTest, AStepWithoutAClosedRankIsToldToWhoeverTakesIt) {
+  Start();
+  proto::DaemonArea* const area = processes_[0].daemon();
+  processes_[0].StoreInput(Word(1, 1), 0.1, "");
+  Push(0, 0, Word(1, 1));
+  EXPECT_EQ(area->failure.load(), 0);
+  job_->Close(LocalRank(1));
+  EXPECT_EQ(area->failure_fatal, 1);
+  EXPECT_EQ(area->failure_code,
+            static_cast<int>(absl::StatusCode::kFailedPrecondition));
+  EXPECT_THAT(std::string(area->failure_text),
+              testing::StartsWith("rank 1 has closed the job; step 1 can never "
+                                  "be committed; "));
+  executor_.RunUntilIdle();
+  EXPECT_GE(processes_[0].wakes, 1);
+  // The one that was told may still close, and the job ends as closed.
+  job_->Close(LocalRank(0));
+  EXPECT_EQ(observer_.all_closed, 1);
+}
+
+TEST_F(LocalJobTest, AStepAfterACloseIsToldWhenItBegins) {  // I23
+  Start();
+  job_->Close(LocalRank(1));
+  proto::DaemonArea* const area = processes_[0].daemon();
+  Push(0, 0, Word(1, 1));
+  EXPECT_EQ(area->failure.load(), 0) << "a rank that only closes later";
+  processes_[0].StoreInput(Word(1, 1), 0.1, "");
+  job_->OnDoorbell(LocalRank(0));
+  EXPECT_EQ(area->failure_fatal, 1);
+}
+
+// A rank that has given all of its last step may go before it is committed.
+TEST_F(LocalJobTest, AClosedRanksFullContributionStillCounts) {
+  Start();
+  processes_[1].StoreInput(Word(1, 1), 0.1, "");
+  for (int b = 0; b < 3; ++b) processes_[1].pushed(b)->store(Word(1, 1));
+  job_->Close(LocalRank(1));  // before its doorbell was heard
+  EXPECT_EQ(observer_.pushes.size(), 3);
+  processes_[0].StoreInput(Word(1, 1), 0.1, "");
+  Push(0, 0, Word(1, 1));
+  EXPECT_EQ(processes_[0].daemon()->failure.load(), 0);
+  Commit(1);
+  EXPECT_EQ(processes_[0].daemon()->failure.load(), 0);
+  processes_[0].StoreInput(Word(1, 2), 0.1, "");
+  Push(0, 0, Word(1, 2));
+  EXPECT_EQ(processes_[0].daemon()->failure_fatal, 1);
+}
+
 }  // namespace
 }  // namespace ballast::session

@@ -75,6 +75,12 @@ class Slot {
     return taken_[bucket.value()] == open_word;
   }
   int CountTaken(uint64_t open_word) const;
+  // Has handed over all of the step of `open_word`; has called step in it.
+  bool IsComplete(uint64_t open_word) const {
+    return taken_input_ == open_word &&
+           CountTaken(open_word) == static_cast<int>(taken_.size());
+  }
+  bool HasInput(uint64_t open_word) const { return taken_input_ == open_word; }
 
   // True if the step input of `open_word` is there for the first time and
   // could be read: then groups() and open_cursor() are its values. An error
