@@ -61,11 +61,25 @@ class WorkerService final : public v1::WorkerService::CallbackService {
                              v1::AttachReply* reply) override {
     // Parsed here: a list of 100,000 tensors is not the control thread's work.
     auto parsed = FromProto(*request);
-    return Answer(context, "Attach",
-                  [this, parsed = std::move(parsed),
-                   reply](const std::string& key) mutable {
-                    return DoAttach(key, std::move(parsed), reply);
-                  });
+    ServerUnaryReactor* const reactor = context->DefaultReactor();
+    Responder responder(reactor, "Attach", parts_.observer);
+    absl::StatusOr<std::string> key = Key(*context);
+    const absl::Status refusal = key.ok() ? parsed.status() : key.status();
+    if (!refusal.ok()) {
+      responder.Finish(refusal);
+      return reactor;
+    }
+    parts_.executor->Post([this, key = *std::move(key),
+                           parsed = *std::move(parsed), reply,
+                           responder = std::move(responder)]() mutable {
+      const std::string name = parsed.job.name;
+      parts_.sessions->AfterEnd(
+          name, [this, key = std::move(key), parsed = std::move(parsed), reply,
+                 responder = std::move(responder)]() mutable {
+            responder.Finish(DoAttach(key, std::move(parsed), reply));
+          });
+    });
+    return reactor;
   }
 
   ServerUnaryReactor* Begin(CallbackServerContext* context,
@@ -135,12 +149,10 @@ class WorkerService final : public v1::WorkerService::CallbackService {
     return reactor;
   }
 
-  absl::Status DoAttach(const std::string& key,
-                        absl::StatusOr<session::AttachRequest> request,
+  absl::Status DoAttach(const std::string& key, session::AttachRequest request,
                         v1::AttachReply* reply) {
-    RETURN_IF_ERROR(request.status());
     ASSIGN_OR_RETURN(const session::AttachReply result,
-                     parts_.sessions->Attach(key, *std::move(request)));
+                     parts_.sessions->Attach(key, std::move(request)));
     *reply = ToProto(result);
     return absl::OkStatus();
   }

@@ -20,7 +20,19 @@ std::string_view ReapCause(const absl::Status& why) {
                                                     : "peer_closed";
 }
 
+// How long a worker waits for the end of an earlier job of its job's name.
+constexpr absl::Duration kEndWait = absl::Seconds(5);
+
 }  // namespace
+
+struct Sessions::EndWaiter {
+  absl::AnyInvocable<void() &&> fn;  // null: it was run
+  base::TimerId timer = 0;
+
+  void Run() {
+    if (fn) std::exchange(fn, nullptr)();
+  }
+};
 
 struct Sessions::Connection {
   std::unique_ptr<WorkerLink> link;
@@ -38,7 +50,10 @@ Sessions::Sessions(Options options, device::Device* device,
       alive_(std::make_shared<bool>(true)) {}
 
 Sessions::~Sessions() {
-  for (const auto& [name, job] : jobs_) executor_->Cancel(job->timer);
+  for (const auto& [name, job] : jobs_) {
+    executor_->Cancel(job->timer);
+    for (const auto& waiter : job->waiters) executor_->Cancel(waiter->timer);
+  }
   for (const auto& [key, connection] : connections_) {
     executor_->Cancel(connection->begin_timer);
   }
@@ -434,8 +449,27 @@ void Sessions::ReleaseConnections(Job* job, const absl::Status& why) {
 }
 
 void Sessions::Delete(LocalJob* local) {
-  if (JobOfLocal(local) == nullptr) return;
+  Job* const job = JobOfLocal(local);
+  if (job == nullptr) return;
+  const auto waiters = std::exchange(job->waiters, {});
   jobs_.erase(std::string(local->spec().name));
+  for (const auto& waiter : waiters) {
+    executor_->Cancel(waiter->timer);
+    waiter->Run();
+  }
+}
+
+void Sessions::AfterEnd(const std::string& name,
+                        absl::AnyInvocable<void() &&> fn) {
+  const auto it = jobs_.find(name);
+  if (it == jobs_.end() || !it->second->is_ending) {
+    std::move(fn)();
+    return;
+  }
+  auto waiter = std::make_shared<EndWaiter>();
+  waiter->fn = std::move(fn);
+  waiter->timer = executor_->PostAfter(kEndWait, [waiter] { waiter->Run(); });
+  it->second->waiters.push_back(std::move(waiter));
 }
 
 void Sessions::StopAccepting(absl::Status why) { accepting_ = std::move(why); }

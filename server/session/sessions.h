@@ -98,6 +98,11 @@ class Sessions {
   // Every job fails with `why`; jobs() is empty once their hosts are done.
   void FailAll(const absl::Status& why);
 
+  // Runs `fn` at once, or, while a job of this name is just ending, when it is
+  // gone (or does not end in time): a worker that closed a job may open one of
+  // the same name right away.
+  void AfterEnd(const std::string& name, absl::AnyInvocable<void() &&> fn);
+
   std::vector<LocalJob*> jobs() const;          // by name; ending ones too
   LocalJob* Find(std::string_view name) const;  // null: none
   int num_connections() const { return connections_.size(); }
@@ -105,12 +110,14 @@ class Sessions {
   uint64_t bytes() const;  // by the formula, of all jobs
 
  private:
+  struct EndWaiter;
   struct Job {
     std::unique_ptr<LocalJob> local;
     MemoryNeed need;
     uint32_t uid = 0;         // of its first worker: no other may join
     base::TimerId timer = 0;  // join timeout, then hold
     bool is_ending = false;
+    std::vector<std::shared_ptr<EndWaiter>> waiters;  // for its deletion
   };
   absl::StatusOr<Connection*> Lookup(const Key& key);
   absl::StatusOr<Connection*> LookupAttached(const Key& key);

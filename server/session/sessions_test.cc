@@ -82,6 +82,23 @@ TEST_F(SessionsTest, TwoWorkersRunAndCloseAJob) {
   EXPECT_THAT(Attach("job/0", SmallRequest("job", 0, 1)), IsOk());
 }
 
+TEST_F(SessionsTest, ANameIsFreeAfterItsJobsEnd) {
+  Run("job", 1);
+  ASSERT_THAT(sessions_.Close("job/0"), IsOk());
+  const auto attach = [&] {
+    replies_["again"] = Attach("job/0", SmallRequest("job", 0, 1));
+  };
+  replies_["again"] = absl::UnknownError("not asked yet");
+  sessions_.AfterEnd("job", attach);
+  EXPECT_THAT(replies_["again"], StatusIs(absl::StatusCode::kUnknown));
+  executor_.RunUntilIdle();
+  EXPECT_THAT(replies_["again"], IsOk());
+  // Nothing is ending: at once.
+  bool is_called = false;
+  sessions_.AfterEnd("job", [&] { is_called = true; });
+  EXPECT_TRUE(is_called);
+}
+
 TEST_F(SessionsTest, AnUnknownKeyHasNoLease) {
   EXPECT_THAT(Attach("nobody", SmallRequest("job", 0, 1)),
               StatusIs(absl::StatusCode::kFailedPrecondition, "lease"));
