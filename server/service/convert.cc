@@ -119,6 +119,11 @@ absl::StatusOr<session::JobSpec> FromProto(const v1::JobSpec& job) {
         "hold_seconds is ", job.hold_seconds(), ", must be finite"));
   }
   spec.hold = absl::Seconds(job.hold_seconds());
+  if (job.hold_seconds() != 0 && spec.hold == absl::ZeroDuration()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("hold_seconds is ", job.hold_seconds(),
+                     ", must be 0 (the default) or at least 0.001"));
+  }
   return spec;
 }
 

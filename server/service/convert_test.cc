@@ -71,6 +71,8 @@ TEST(ConvertTest, RefusesUnknownEnumeratorsAndNumbers) {  // I26
   request.mutable_job()->set_hold_seconds(
       std::numeric_limits<double>::quiet_NaN());
   EXPECT_THAT(FromProto(request), StatusIs(kInvalid, "hold_seconds"));
+  request.mutable_job()->set_hold_seconds(1e-12);  // rounds to the default
+  EXPECT_THAT(FromProto(request), StatusIs(kInvalid, "hold_seconds"));
 }
 
 TEST(ConvertTest, BeginReplyCarriesEveryField) {

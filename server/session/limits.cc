@@ -125,9 +125,10 @@ absl::Status CheckSpec(const JobSpec& spec, const Limits& limits) {
   }
   RETURN_IF_ERROR(CheckRange<uint64_t>("bucket_bytes", spec.bucket_bytes, 0,
                                        kMaxBucketBytes));
-  if (spec.hold < absl::ZeroDuration() || spec.hold > absl::Hours(24 * 30)) {
+  if (spec.hold != absl::ZeroDuration() &&
+      (spec.hold < absl::Milliseconds(1) || spec.hold > absl::Hours(24 * 30))) {
     return Invalid("hold", absl::FormatDuration(spec.hold),
-                   "must be between 0 (the default) and 30 days");
+                   "must be 0 (the default) or between 1 ms and 30 days");
   }
   if (spec.tensors.empty()) {
     return absl::InvalidArgumentError("the job has no tensors");
@@ -173,6 +174,13 @@ std::string Difference(const JobSpec& job, const JobSpec& other) {
   if (job.bucket_bytes != other.bucket_bytes) {
     return Differs("bucket_bytes", absl::StrCat(job.bucket_bytes),
                    absl::StrCat(other.bucket_bytes));
+  }
+  if (job.hold != other.hold) {
+    const auto name = [](absl::Duration hold) {
+      return hold == absl::ZeroDuration() ? "the daemon's default"
+                                          : absl::FormatDuration(hold);
+    };
+    return Differs("hold", name(job.hold), name(other.hold));
   }
   return "";
 }

@@ -78,6 +78,8 @@ TEST(CheckSpecTest, RefusesBadNamesAndValues) {
   EXPECT_TRUE(refuses([](JobSpec& s) { s.bucket_bytes = UINT64_MAX; }));
   EXPECT_TRUE(refuses([](JobSpec& s) { s.hold = -absl::Seconds(1); }));
   EXPECT_TRUE(refuses([](JobSpec& s) { s.hold = absl::InfiniteDuration(); }));
+  EXPECT_TRUE(refuses([](JobSpec& s) { s.hold = absl::Nanoseconds(1); }));
+  EXPECT_FALSE(refuses([](JobSpec& s) { s.hold = absl::Milliseconds(1); }));
   EXPECT_TRUE(refuses([](JobSpec& s) { s.tensors.clear(); }));
   EXPECT_TRUE(refuses([](JobSpec& s) { s.tensors.resize(3); }));
   EXPECT_TRUE(refuses([](JobSpec& s) { s.groups[0].lr = -1; }));
@@ -104,7 +106,8 @@ TEST(DifferenceTest, SeesEveryFieldThatMustAgree) {
   EXPECT_TRUE(differs([](JobSpec& s) { s.groups.resize(2); }));
   EXPECT_TRUE(
       differs([](JobSpec& s) { s.optimizer = kernels::OptimizerKind::kAdam; }));
-  EXPECT_FALSE(differs([](JobSpec& s) { s.hold = absl::Seconds(1); }));
+  EXPECT_TRUE(differs([](JobSpec& s) { s.hold = absl::Seconds(1); }));
+  EXPECT_FALSE(differs([](JobSpec&) {}));  // negative control
 }
 
 TEST(DifferenceTest, NamesTheHyperparameter) {
