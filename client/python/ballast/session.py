@@ -15,6 +15,7 @@ from .result import StepResult
 
 _MAX_CURSOR_BYTES = 65536
 _STATS_SECONDS = 10.0
+_COLLECT_SECONDS = 5.0
 
 
 class Session:
@@ -56,7 +57,8 @@ class Session:
 
     Raises the family of ballast.Error. Threads: one call at a time. Fork: a
     forked child cannot use its parent's session. Leaving a `with` block closes
-    the session, or detaches it if an exception is on its way.
+    the session, or detaches it if an exception is on its way. A session that
+    is dropped without either is detached.
     """
 
     def __init__(self, job: Optional[str] = None,
@@ -125,9 +127,9 @@ class Session:
     def _open(self, options: Dict[str, Any]) -> None:
         structs, keep = _tensor_structs(self._specs, self.param_groups,
                                         self._frozen, self.rank == 0)
+        self._is_over = False
         self._handle = _library.Handle(json.dumps(options).encode(), structs)
         del keep  # values were copied into shared memory
-        self._is_over = False
         self._steps_tried = 0
         self._cursor = self._handle.cursor()
         info = self._handle.info()
@@ -349,6 +351,19 @@ class Session:
             self.detach()
         except errors.Error:
             pass  # what is on its way says more
+
+    def __del__(self) -> None:
+        # Views that live on keep the handle: the lease must not live with
+        # them. Without any, the handle goes now and its lease with it.
+        handle = self.__dict__.pop("_handle", None)
+        if handle is None or self._is_over:
+            return
+        self.params = self.grads = None  # type: ignore[assignment]
+        if sys.getrefcount(handle) > 2:
+            try:
+                handle.detach(_COLLECT_SECONDS)
+            except Exception:  # pylint: disable=broad-except
+                pass  # nobody is there to be told
 
     def _tensor(self, name: str) -> int:
         if not isinstance(name, str) or name not in self._index:

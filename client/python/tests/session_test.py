@@ -159,6 +159,23 @@ class SessionTest(unittest.TestCase):
         gc.collect()
         self.assertIsNone(handle())
 
+    def test_a_dropped_session_gives_up_its_lease(self):  # I28
+        s = session()
+        fake, view = FakeHandle.last, s.params["w"][1:]
+        FakeHandle.last = None
+        calls = fake.calls
+        del s, fake
+        gc.collect()
+        self.assertEqual(calls, [("detach",)])
+        np.testing.assert_array_equal(view, TENSORS["w"][1:])
+        s = session()
+        handle, calls = weakref.ref(FakeHandle.last), FakeHandle.last.calls
+        FakeHandle.last = None
+        del s
+        gc.collect()
+        self.assertIsNone(handle())  # which ends it, without a copy
+        self.assertEqual(calls, [])
+
     def test_step_sends_groups_and_cursor(self):
         s = session()
         s.param_groups[0]["lr"] = 0.5
