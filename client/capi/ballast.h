@@ -19,7 +19,8 @@
  * fill `error` (may be NULL): the message names field, value and remedy;
  * resume_step >= 0 says that the session goes on and which step to compute
  * (again), -1 that it does not say so. After BALLAST_DEADLINE_EXCEEDED and
- * BALLAST_CANCELLED the same call may be repeated and goes on waiting.
+ * BALLAST_CANCELLED the same call, with the same values, may be repeated and
+ * goes on waiting.
  *
  * Threads: one call per session at a time; a second one is refused with
  * BALLAST_FAILED_PRECONDITION. Different sessions are independent.
@@ -190,7 +191,8 @@ int ballast_stats(ballast_session* session, double timeout, char** json,
 void ballast_free(void* memory);
 
 /* Detach: the job is held, the rank's place is free. Close: this rank has
- * finished; the job ends when all ranks have closed. */
+ * finished; the job ends when all ranks have closed. Both turn the memory of
+ * ballast_params and ballast_grads into private copies in place. */
 int ballast_detach(ballast_session* session, double timeout,
                    ballast_error* error);
 int ballast_close(ballast_session* session, double timeout,

@@ -5,8 +5,10 @@
 #include <string>
 #include <utility>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "nlohmann/json.hpp"
 #include "proto/handle_socket.h"
 #include "server/base/clock.h"
@@ -18,6 +20,7 @@ namespace {
 
 constexpr absl::Duration kSegmentLimit = absl::Seconds(10);
 constexpr absl::Duration kStatsLimit = absl::Seconds(2);
+constexpr absl::Duration kHangUpLimit = absl::Milliseconds(200);
 
 int SizeOf(v1::DType dtype) { return dtype == v1::DTYPE_FLOAT32 ? 4 : 2; }
 
@@ -165,14 +168,58 @@ void WriteInitialValues(const Options& options,
   }
 }
 
-absl::Status WithWaitingFor(const absl::Status& status,
-                            ControlChannel& channel) {
-  if (!absl::IsDeadlineExceeded(status)) return status;
-  auto stats = channel.GetStats(kStatsLimit);
-  const std::string waiting = stats.ok() ? WaitingFor(stats->json()) : "";
-  if (waiting.empty()) return status;
-  return absl::DeadlineExceededError(
-      absl::StrCat("the job did not start in time; it waits: ", waiting));
+// What ends the opening, told so that one knows whom to look at.
+absl::Status OpenError(const absl::Status& status, const Options& options,
+                       Connection& connection) {
+  const std::string where = absl::StrCat("the daemon at ", options.address);
+  if (absl::IsDeadlineExceeded(status)) {
+    auto stats = connection.channel->GetStats(kStatsLimit);
+    if (!stats.ok()) {
+      return absl::DeadlineExceededError(
+          absl::StrCat(where, " does not answer: the session was not open in ",
+                       absl::FormatDuration(options.open_timeout)));
+    }
+    const std::string waiting = WaitingFor(stats->json());
+    if (waiting.empty()) return status;
+    return absl::DeadlineExceededError(
+        absl::StrCat("the job did not start in time; it waits: ", waiting));
+  }
+  if (!absl::IsUnavailable(status)) return status;
+  // The two connections of a daemon that dies end one after the other.
+  const base::MonotonicClock clock;
+  const absl::Time limit = clock.Now() + kHangUpLimit;
+  while (connection.handle->IsOpen()) {
+    if (clock.Now() >= limit) return status;  // its own word
+    absl::SleepFor(absl::Milliseconds(10));
+  }
+  return absl::UnavailableError(absl::StrCat(
+      where, " went away while the session was opening (", status.message(),
+      "): see its log, start it again and open the session anew"));
+}
+
+// Attaches, again on a new connection while the refusal is a passing one.
+absl::Status ConnectAndAttach(const Options& options,
+                              const v1::AttachRequest& request,
+                              absl::FunctionRef<absl::Duration()> left,
+                              Attachment& result) {
+  Backoff backoff(std::min(options.connect_timeout, left()),
+                  options.interrupted);
+  for (;;) {
+    ASSIGN_OR_RETURN(result.connection,
+                     Connect(options.address, options.token,
+                             std::max(backoff.left(), absl::Milliseconds(1)),
+                             options.interrupted));
+    auto attach =
+        result.connection.channel->Attach(request, left(), options.interrupted);
+    if (attach.ok()) {
+      result.attach = *std::move(attach);
+      return absl::OkStatus();
+    }
+    if (!IsPassing(attach.status()) || backoff.left() <= absl::ZeroDuration()) {
+      return OpenError(attach.status(), options, result.connection);
+    }
+    RETURN_IF_ERROR(backoff.Pause());
+  }
 }
 
 std::string FindWaitingFor(const nlohmann::json& value) {
@@ -207,19 +254,14 @@ absl::StatusOr<Attachment> Attach(const Options& options) {
   }
   RETURN_IF_ERROR(CheckInitialValues(options, result.tensors));
 
-  ASSIGN_OR_RETURN(
-      result.connection,
-      Connect(options.address, options.token,
-              std::min(options.connect_timeout, left()), options.interrupted));
-  ControlChannel& channel = *result.connection.channel;
   v1::AttachRequest request;
   *request.mutable_job() = options.job;
   *request.mutable_topology() = options.topology;
   request.set_resume(options.resume);
   request.set_has_initial_values(options.topology.rank() == 0 &&
                                  !options.initial_values.empty());
-  ASSIGN_OR_RETURN(result.attach,
-                   channel.Attach(request, left(), options.interrupted));
+  RETURN_IF_ERROR(ConnectAndAttach(options, request, left, result));
+  ControlChannel& channel = *result.connection.channel;
   RETURN_IF_ERROR(TakePlacements(result.attach, result.tensors));
   ASSIGN_OR_RETURN(result.tracker, MakeTracker(result.attach));
   if (result.attach.initial_bytes() != 0 &&
@@ -245,7 +287,9 @@ absl::StatusOr<Attachment> Attach(const Options& options) {
   }
 
   auto begin = channel.Begin(left(), options.interrupted);
-  if (!begin.ok()) return WithWaitingFor(begin.status(), channel);
+  if (!begin.ok()) {
+    return OpenError(begin.status(), options, result.connection);
+  }
   result.begin = *std::move(begin);
   for (const int32_t bucket : result.begin.pushed_buckets()) {
     if (!result.tracker.MarkPushed(bucket)) {

@@ -6,39 +6,20 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "server/base/clock.h"
 #include "server/base/hex.h"
 #include "server/base/names.h"
-#include "server/base/random.h"
 #include "server/base/status_macros.h"
 
 namespace ballast::worker {
 namespace {
 
-constexpr absl::Duration kFirstPause = absl::Milliseconds(50);
 constexpr absl::Duration kLongestPause = absl::Seconds(2);
 constexpr absl::Duration kAnswerLimit = absl::Seconds(10);
 constexpr absl::Duration kSlice = absl::Milliseconds(100);
 constexpr size_t kMaxPathBytes = sizeof(sockaddr_un::sun_path) - 1;
-
-// Between half and all of `pause`, so that workers do not come in step.
-absl::Duration Jittered(absl::Duration pause, base::Random& random) {
-  return pause * (0.5 + 0.5 * random.Below(1024) / 1024);
-}
-
-absl::Status Pause(absl::Duration pause, const Interrupted& interrupted) {
-  while (pause > absl::ZeroDuration()) {
-    if (interrupted && interrupted()) {
-      return absl::CancelledError("interrupted while looking for the daemon");
-    }
-    const absl::Duration slice = std::min(pause, kSlice);
-    absl::SleepFor(slice);
-    pause -= slice;
-  }
-  return absl::OkStatus();
-}
 
 absl::Status NobodyThere(std::string_view address, int attempts,
                          absl::Duration waited, const absl::Status& last) {
@@ -65,19 +46,37 @@ absl::StatusOr<Connection> ConnectOnce(const std::string& path,
 
 }  // namespace
 
+absl::Status Backoff::Pause() {
+  absl::Duration rest =
+      std::min(pause_ * (0.5 + 0.5 * random_.Below(1024) / 1024), left());
+  pause_ = std::min(2 * pause_, kLongestPause);
+  while (rest > absl::ZeroDuration()) {
+    if (interrupted_ && interrupted_()) {
+      return absl::CancelledError("interrupted while looking for the daemon");
+    }
+    const absl::Duration slice = std::min(rest, kSlice);
+    absl::SleepFor(slice);
+    rest -= slice;
+  }
+  return absl::OkStatus();
+}
+
+bool IsPassing(const absl::Status& status) {
+  return (absl::IsUnavailable(status) || absl::IsResourceExhausted(status)) &&
+         absl::EndsWith(status.message(), "try again");
+}
+
 absl::StatusOr<std::string> SocketPath(std::string_view address) {
   std::string_view path = address;
   if (path.starts_with("unix:")) {
     path.remove_prefix(5);
     if (path.starts_with("//")) path.remove_prefix(2);
   }
-  if (path.empty() || path.size() > kMaxPathBytes ||
-      path.find('\0') != std::string_view::npos ||
-      (path.find('/') == std::string_view::npos &&
-       path.find(':') != std::string_view::npos)) {
+  if (!path.starts_with('/') || path.size() > kMaxPathBytes ||
+      path.find('\0') != std::string_view::npos) {
     return absl::InvalidArgumentError(absl::StrCat(
         "address ", base::Quoted(address),
-        " is not the path of a Unix socket of 1 to ", kMaxPathBytes,
+        " is not the absolute path of a Unix socket of at most ", kMaxPathBytes,
         " bytes; write it as unix:///run/ballast/ballastd.sock"));
   }
   return std::string(path);
@@ -89,24 +88,23 @@ absl::StatusOr<Connection> Connect(const std::string& address,
                                    const Interrupted& interrupted) {
   ASSIGN_OR_RETURN(const std::string path, SocketPath(address));
   const base::MonotonicClock clock;
-  base::SystemRandom random;
   const absl::Time start = clock.Now();
-  const absl::Time deadline = start + timeout;
-  absl::Duration pause = kFirstPause;
+  Backoff backoff(timeout, interrupted);
   for (int attempts = 1;; ++attempts) {
-    const absl::Duration left = deadline - clock.Now();
     auto connection = ConnectOnce(
-        path, token, std::clamp(left, absl::Milliseconds(1), kAnswerLimit));
-    if (connection.ok() || !absl::IsUnavailable(connection.status())) {
-      return connection;
+        path, token,
+        std::clamp(backoff.left(), absl::Milliseconds(1), kAnswerLimit));
+    const absl::Status& status = connection.status();
+    if (absl::IsDeadlineExceeded(status)) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("the daemon at ", address, ": ", status.message()));
     }
-    const absl::Time now = clock.Now();
-    if (now >= deadline) {
-      return NobodyThere(address, attempts, now - start, connection.status());
+    if (!absl::IsUnavailable(status) && !IsPassing(status)) return connection;
+    if (backoff.left() <= absl::ZeroDuration()) {
+      if (IsPassing(status)) return connection;
+      return NobodyThere(address, attempts, clock.Now() - start, status);
     }
-    RETURN_IF_ERROR(
-        Pause(std::min(Jittered(pause, random), deadline - now), interrupted));
-    pause = std::min(2 * pause, kLongestPause);
+    RETURN_IF_ERROR(backoff.Pause());
   }
 }
 

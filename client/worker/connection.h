@@ -7,10 +7,14 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "client/worker/control_channel.h"
+#include "server/base/clock.h"
+#include "server/base/random.h"
 #include "server/ipc/handle_client.h"
 
 namespace ballast::worker {
@@ -20,12 +24,35 @@ struct Connection {
   std::unique_ptr<ControlChannel> channel;
 };
 
-// InvalidArgument unless `address` names a socket path (108 bytes at most).
+// InvalidArgument unless `address` is unix://, unix: or nothing before the
+// absolute path of a socket (107 bytes at most).
 absl::StatusOr<std::string> SocketPath(std::string_view address);
 
-// Tries until `timeout` while nobody answers (jittered pauses, doubling from
-// 50 ms to 2 s); the error then says what was tried. A refusal is returned at
-// once.
+// Growing pauses until a deadline: jittered, so that workers do not come in
+// step, doubling from 50 ms to 2 s.
+class Backoff {
+ public:
+  Backoff(absl::Duration timeout, Interrupted interrupted)
+      : deadline_(clock_.Now() + timeout),
+        interrupted_(std::move(interrupted)) {}
+
+  absl::Duration left() const { return deadline_ - clock_.Now(); }
+  // At most until the deadline. Cancelled if `interrupted` says so.
+  absl::Status Pause();
+
+ private:
+  const base::MonotonicClock clock_;
+  base::SystemRandom random_;
+  const absl::Time deadline_;
+  const Interrupted interrupted_;
+  absl::Duration pause_ = absl::Milliseconds(50);
+};
+
+// Whether the daemon refused for a moment only and says so.
+bool IsPassing(const absl::Status& status);
+
+// Tries until `timeout` while nobody answers or the refusal is a passing one;
+// the error then says what was tried. Other refusals are returned at once.
 absl::StatusOr<Connection> Connect(const std::string& address,
                                    std::string_view token,
                                    absl::Duration timeout,

@@ -24,6 +24,10 @@ TEST(SocketPathTest, RefusesWhatCannotBeAPath) {
   EXPECT_THAT(SocketPath(""), StatusIs(kInvalid));
   EXPECT_THAT(SocketPath("unix://"), StatusIs(kInvalid));
   EXPECT_THAT(SocketPath("localhost:7470"), StatusIs(kInvalid, "unix:///"));
+  for (const char* address :
+       {"foo", "tcp://1.2.3.4:5", "unix:b.sock", "unix://run/b.sock"}) {
+    EXPECT_THAT(SocketPath(address), StatusIs(kInvalid, "absolute path"));
+  }
   EXPECT_THAT(SocketPath("/" + std::string(200, 'x')), StatusIs(kInvalid));
 }
 

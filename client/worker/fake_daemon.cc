@@ -68,24 +68,41 @@ FakeDaemon::~FakeDaemon() {
 }
 
 void FakeDaemon::Accept() {
-  base::UniqueFd peer(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-  if (!peer) return;
+  for (;;) {
+    base::UniqueFd peer(
+        accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (!peer || Welcome(std::move(peer))) return;
+  }
+}
+
+bool FakeDaemon::Welcome(base::UniqueFd peer) {
   pollfd readable{peer.get(), POLLIN, 0};
   poll(&readable, 1, -1);
   std::byte buffer[256];
   ipc::Packet hello;
-  if (!ipc::ReceivePacket(peer.get(), buffer, &hello).ok()) return;
-  if (script_.refuse_hello) {
-    proto::RefusalMessage refusal{};
-    refusal.header = {proto::kHandleMagic, proto::HandleMessageKind::kRefusal};
-    refusal.code = static_cast<int>(absl::StatusCode::kPermissionDenied);
-    ipc::SendPacket(peer.get(), BytesOf(refusal), {}).status().IgnoreError();
-    return;
+  if (!ipc::ReceivePacket(peer.get(), buffer, &hello).ok()) return false;
+  const bool is_passing = ++num_hellos_ <= script_.passing_refusals;
+  if (script_.refuse_hello || is_passing) {
+    struct {
+      proto::RefusalMessage message{};
+      char text[9] = {'t', 'r', 'y', ' ', 'a', 'g', 'a', 'i', 'n'};
+    } refusal;
+    static_assert(offsetof(decltype(refusal), text) ==
+                  sizeof(proto::RefusalMessage));
+    refusal.message.header = {proto::kHandleMagic,
+                              proto::HandleMessageKind::kRefusal};
+    refusal.message.code =
+        static_cast<int>(is_passing ? absl::StatusCode::kResourceExhausted
+                                    : absl::StatusCode::kPermissionDenied);
+    const auto bytes =
+        BytesOf(refusal).first(sizeof(refusal.message) + sizeof(refusal.text));
+    ipc::SendPacket(peer.get(), bytes, {}).status().IgnoreError();
+    return !is_passing;
   }
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0,
                  ends) != 0) {
-    return;
+    return true;
   }
   const base::UniqueFd theirs(ends[1]);
   proto::WelcomeMessage welcome{};
@@ -97,6 +114,15 @@ void FakeDaemon::Accept() {
   grpc::AddInsecureChannelFromFd(server_.get(), ends[0]);
   const int fds[] = {theirs.get()};
   ipc::SendPacket(handle_.get(), BytesOf(welcome), fds).status().IgnoreError();
+  // Each refused Attach brings a new connection.
+  return num_hellos_ > 2 * script_.passing_refusals;
+}
+
+// As a process under SIGSTOP; ends when the caller gives up.
+void FakeDaemon::Stay(grpc::ServerContext* context) const {
+  while (script_.is_stopped && !context->IsCancelled()) {
+    poll(nullptr, 0, 5);
+  }
 }
 
 absl::Status FakeDaemon::MakeSegments(const v1::AttachRequest& request) {
@@ -163,6 +189,9 @@ grpc::Status FakeDaemon::Attach(grpc::ServerContext* context,
     return grpc::Status(grpc::StatusCode::UNAUTHENTICATED, "wrong key");
   }
   base::MutexLock lock(&mutex_);
+  if (num_hellos_ <= 2 * script_.passing_refusals) {
+    return grpc::Status(grpc::StatusCode::UNAVAILABLE, "ending: try again");
+  }
   if (absl::Status status = MakeSegments(*request); !status.ok()) {
     return ToGrpc(status);
   }
@@ -183,25 +212,32 @@ grpc::Status FakeDaemon::Attach(grpc::ServerContext* context,
 
 grpc::Status FakeDaemon::Begin(grpc::ServerContext*, const v1::BeginRequest*,
                                v1::BeginReply* reply) {
+  if (script_.dies_in_begin) {
+    HangUp();
+    return grpc::Status(grpc::StatusCode::UNAVAILABLE, "Socket closed");
+  }
   *reply = script_.begin;
   return grpc::Status::OK;
 }
 
-grpc::Status FakeDaemon::Detach(grpc::ServerContext*, const v1::DetachRequest*,
-                                v1::DetachReply*) {
+grpc::Status FakeDaemon::Detach(grpc::ServerContext* context,
+                                const v1::DetachRequest*, v1::DetachReply*) {
+  Stay(context);
   ++num_detached_;
   return grpc::Status::OK;
 }
 
-grpc::Status FakeDaemon::Close(grpc::ServerContext*, const v1::CloseRequest*,
-                               v1::CloseReply*) {
+grpc::Status FakeDaemon::Close(grpc::ServerContext* context,
+                               const v1::CloseRequest*, v1::CloseReply*) {
+  Stay(context);
   ++num_closed_;
   return grpc::Status::OK;
 }
 
-grpc::Status FakeDaemon::GetStats(grpc::ServerContext*,
+grpc::Status FakeDaemon::GetStats(grpc::ServerContext* context,
                                   const v1::GetStatsRequest*,
                                   v1::GetStatsReply* reply) {
+  Stay(context);
   reply->set_json(script_.stats);
   return grpc::Status::OK;
 }

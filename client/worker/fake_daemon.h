@@ -34,6 +34,9 @@ class FakeDaemon final : public v1::WorkerService::Service {
     v1::BeginReply begin;      // generation 1, open step 1 by default
     uint64_t weights_lie = 0;  // added to the size that is announced
     bool refuse_hello = false;
+    int passing_refusals = 0;  // of Hello, and then as many of Attach
+    bool dies_in_begin = false;
+    bool is_stopped = false;  // answers no GetStats, Detach or Close
     std::string stats = R"({"job": {"waiting_for": "rank 1 is late"}})";
   };
 
@@ -84,6 +87,8 @@ class FakeDaemon final : public v1::WorkerService::Service {
 
  private:
   void Accept();
+  bool Welcome(base::UniqueFd peer);  // false: refused, comes again
+  void Stay(grpc::ServerContext* context) const;
   absl::Status MakeSegments(const v1::AttachRequest& request);
   absl::Status SendSegments();
   bool KeyFits(const grpc::ServerContext& context) const;
@@ -112,6 +117,7 @@ class FakeDaemon final : public v1::WorkerService::Service {
   base::Mutex mutex_;
   proto::ControlBlockLayout layout_{};
   int num_buckets_ = 0;
+  std::atomic<int> num_hellos_{0};
   base::Segment control_;
   base::Segment gradients_;
   base::Segment weights_;

@@ -8,6 +8,7 @@
 #include "absl/strings/cord.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "server/base/names.h"
 #include "server/base/status_macros.h"
 
 namespace ballast::worker {
@@ -182,12 +183,30 @@ absl::Status Worker::CheckDaemon(WaitFor reason) {
   return over_;
 }
 
+// gRPC's own words name neither the daemon nor the call.
+absl::Status Worker::CallError(const absl::Status& status,
+                               std::string_view call,
+                               absl::Duration timeout) const {
+  const std::string where =
+      absl::StrCat("the daemon at ", options_.address, " ");
+  if (absl::IsDeadlineExceeded(status)) {
+    return absl::DeadlineExceededError(absl::StrCat(
+        where, "did not answer ", std::string(call), " within ",
+        absl::FormatDuration(timeout), ": is it stopped or overloaded?"));
+  }
+  if (absl::IsUnavailable(status)) {
+    return absl::UnavailableError(
+        absl::StrCat(where, "went away (", std::string(call), ": ",
+                     status.message(), "): see its log"));
+  }
+  return status;
+}
+
 absl::Status Worker::DeadlineError(WaitFor reason) {
   auto stats = attachment_->connection.channel->GetStats(kStatsLimit);
-  std::string waiting =
-      stats.ok() ? WaitingFor(stats->json())
-                 : absl::StrCat("it does not answer: ",
-                                std::string(stats.status().message()));
+  std::string waiting = stats.ok() ? WaitingFor(stats->json())
+                                   : absl::StrCat("it does not answer: ",
+                                                  stats.status().message());
   if (waiting.empty()) waiting = "it does not say for whom it waits";
   return absl::DeadlineExceededError(
       absl::StrCat("time-out ", Describe(reason), "; the daemon at ",
@@ -285,7 +304,8 @@ absl::Status Worker::Push(int tensor) {
   RETURN_IF_ERROR(CheckTensor(tensor));
   if (attachment_->tensors[tensor].is_frozen) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "tensor ", tensor, " is frozen: it has no gradient to push"));
+        "tensor ", base::Quoted(options_.job.tensors(tensor).name()),
+        " is frozen: it has no gradient to push"));
   }
   if (is_result_due_) {
     return absl::FailedPreconditionError(
@@ -387,21 +407,23 @@ absl::Status Worker::WaitAll(absl::Duration timeout) {
 
 absl::StatusOr<std::string> Worker::Stats(absl::Duration timeout) {
   RETURN_IF_ERROR(CheckUsable());
-  ASSIGN_OR_RETURN(v1::GetStatsReply reply,
-                   attachment_->connection.channel->GetStats(timeout));
-  return std::move(*reply.mutable_json());
+  auto reply = attachment_->connection.channel->GetStats(timeout);
+  if (!reply.ok()) return CallError(reply.status(), "stats", timeout);
+  return std::move(*reply->mutable_json());
 }
 
 absl::Status Worker::Detach(absl::Duration timeout) {
   RETURN_IF_ERROR(CheckUsable());
   RETURN_IF_ERROR(Freeze());
-  return End(attachment_->connection.channel->Detach(timeout), "detached");
+  const absl::Status status = attachment_->connection.channel->Detach(timeout);
+  return End(CallError(status, "detach", timeout), "detached");
 }
 
 absl::Status Worker::Close(absl::Duration timeout) {
   RETURN_IF_ERROR(CheckUsable());
   RETURN_IF_ERROR(Freeze());
-  return End(attachment_->connection.channel->Close(timeout), "closed");
+  const absl::Status status = attachment_->connection.channel->Close(timeout);
+  return End(CallError(status, "close", timeout), "closed");
 }
 
 // Before the slot is given up: a successor gets the same memory.

@@ -130,6 +130,8 @@ class Worker {
   absl::StatusOr<StepResult> Conclude(const StepRequest& request,
                                       absl::Time deadline);
   std::string Describe(WaitFor reason) const;
+  absl::Status CallError(const absl::Status& status, std::string_view call,
+                         absl::Duration timeout) const;
   absl::Status Freeze();
   absl::Status End(absl::Status status, std::string_view how);
 

@@ -128,8 +128,8 @@ TEST_F(WorkerTest, PushedBucketsGoEarly) {
   EXPECT_EQ(daemon_->pushed(0), 0);
   EXPECT_EQ(daemon_->pushed(1), SequenceWord(1, 1));
   EXPECT_NE(daemon_->step_input(), SequenceWord(1, 1));
-  EXPECT_THAT(worker_->Push(2),
-              StatusIs(absl::StatusCode::kInvalidArgument, "frozen"));
+  EXPECT_THAT(worker_->Push(2), StatusIs(absl::StatusCode::kInvalidArgument,
+                                         "tensor \"frozen\" is frozen"));
   EXPECT_THAT(worker_->Push(3), StatusIs(absl::StatusCode::kInvalidArgument));
   EXPECT_THAT(StepWith([&] { Serve(SequenceWord(1, 1)); }), IsOk());
 }
@@ -177,8 +177,7 @@ TEST_F(WorkerTest, ARepeatWithOtherValuesIsRefused) {  // I21
               StatusIs(absl::StatusCode::kDeadlineExceeded));
   refused({.cursor = "second"}, "the cursor");
   worker_->groups()[0].lr = 0.25;
-  refused({.cursor = "first"},
-          "lr of group 0 (0.5 then, 0.25 now)");
+  refused({.cursor = "first"}, "lr of group 0 (0.5 then, 0.25 now)");
   worker_->groups()[0].lr = 0.5;
   daemon_->Commit(word);  // not yet published
   EXPECT_THAT(worker_->Step({.cursor = "first", .timeout = kShort}),
@@ -341,6 +340,44 @@ TEST_F(WorkerTest, RefusalIsReturnedAtOnce) {
   FakeDaemon daemon(script);
   EXPECT_THAT(Worker::Open(MakeOptions(daemon)),
               StatusIs(absl::StatusCode::kPermissionDenied));
+}
+
+TEST_F(WorkerTest, PassingRefusalsAreTriedAgain) {
+  FakeDaemon::Script script = FakeDaemon::DefaultScript();
+  script.passing_refusals = 2;  // of Hello, then of Attach
+  Start(script);
+  EXPECT_THAT(StepWith([&] { Serve(SequenceWord(1, 1)); }), IsOk());
+}
+
+TEST_F(WorkerTest, PassingRefusalsAreReturnedInTheEnd) {  // I23
+  FakeDaemon::Script script = FakeDaemon::DefaultScript();
+  script.passing_refusals = 1000;
+  FakeDaemon daemon(script);
+  Options options = MakeOptions(daemon);
+  options.connect_timeout = kShort;
+  EXPECT_THAT(Worker::Open(options),
+              StatusIs(absl::StatusCode::kResourceExhausted, "try again"));
+}
+
+TEST_F(WorkerTest, ADaemonThatDiesDuringTheOpeningIsNamed) {  // I23
+  FakeDaemon::Script script = FakeDaemon::DefaultScript();
+  script.dies_in_begin = true;
+  FakeDaemon daemon(script);
+  EXPECT_THAT(Worker::Open(MakeOptions(daemon)),
+              StatusIs(absl::StatusCode::kUnavailable,
+                       "the daemon at " + daemon.address() +
+                           " went away while the session was opening"));
+}
+
+TEST_F(WorkerTest, AStoppedDaemonIsNamed) {  // I23
+  FakeDaemon::Script script = FakeDaemon::DefaultScript();
+  script.is_stopped = true;
+  Start(script);
+  const std::string text =
+      "the daemon at " + daemon_->address() + " did not answer ";
+  const auto code = absl::StatusCode::kDeadlineExceeded;
+  EXPECT_THAT(worker_->Stats(kShort), StatusIs(code, text + "stats within"));
+  EXPECT_THAT(worker_->Close(kShort), StatusIs(code, text + "close within"));
 }
 
 TEST_F(WorkerTest, CursorIsBounded) {
