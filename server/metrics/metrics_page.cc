@@ -19,6 +19,11 @@
 namespace ballast::metrics {
 namespace {
 
+// A connection that says nothing holds one thread for the timeout: many of
+// them, and briefly, so that a few do not block the page.
+constexpr const char* kNumThreads = "16";
+constexpr const char* kRequestTimeoutMs = "1000";
+
 using FamilyList = std::vector<prometheus::MetricFamily>;
 
 prometheus::MetricType TypeOf(Kind kind) {
@@ -183,7 +188,10 @@ absl::StatusOr<std::unique_ptr<MetricsPage>> MetricsPage::Create(
   impl->collector = std::make_shared<Collector>(metrics);
   // The library reports by exceptions; they end here.
   try {
-    impl->exposer = std::make_unique<prometheus::Exposer>(address);
+    impl->exposer =
+        std::make_unique<prometheus::Exposer>(std::vector<std::string>{
+            "listening_ports", address, "num_threads", kNumThreads,
+            "request_timeout_ms", kRequestTimeoutMs});
     impl->exposer->RegisterCollectable(impl->collector);
     const std::vector<int> ports = impl->exposer->GetListeningPorts();
     if (!ports.empty()) impl->port = ports.front();

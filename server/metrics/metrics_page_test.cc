@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include "gtest/gtest.h"
 #include "server/base/status_matchers.h"
@@ -20,16 +21,25 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-std::string Fetch(int port) {
+// Invalid if it cannot connect. Reads end after five seconds.
+base::UniqueFd Connect(int port) {
   base::UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const timeval limit{.tv_sec = 5, .tv_usec = 0};
+  setsockopt(socket.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<uint16_t>(port));
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   if (connect(socket.get(), reinterpret_cast<sockaddr*>(&address),
               sizeof(address)) < 0) {
-    return "cannot connect";
+    socket.Reset();
   }
+  return socket;
+}
+
+std::string Fetch(int port) {
+  const base::UniqueFd socket = Connect(port);
+  if (!socket) return "cannot connect";
   const std::string request =
       "GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n";
   if (write(socket.get(), request.data(), request.size()) < 0) return "";
@@ -63,6 +73,19 @@ TEST(MetricsPageTest, ServesWhatWasCounted) {
   EXPECT_THAT(text, HasSubstr("process_resident_memory_bytes"));
   job.reset();
   EXPECT_THAT(Fetch((*page)->port()), Not(HasSubstr("gpt2")));
+}
+
+// Three were enough to block the page for half a minute.
+TEST(MetricsPageTest, SilentConnectionsDoNotBlockThePage) {
+  Metrics metrics({});
+  auto page = MetricsPage::Create("127.0.0.1:0", &metrics);
+  ASSERT_THAT(page, base::IsOk());
+  std::vector<base::UniqueFd> silent;
+  for (int i = 0; i < 20; ++i) {
+    silent.push_back(Connect((*page)->port()));
+    ASSERT_TRUE(silent.back());
+  }
+  EXPECT_THAT(Fetch((*page)->port()), HasSubstr("200 OK"));
 }
 
 // I21: a fallback that never happened is a 0, not an absence.
