@@ -88,8 +88,9 @@ const std::vector<FamilyInfo>& Table() {
                   {"direction", {"sent", "received"}}}},
       {.family = Family::kExchangePayloadBytes,
        .name = "ballast_exchange_payload_bytes_total",
-       .help = "Bytes of gradients taken in and of weights given out, before "
-               "any encoding.",
+       .help = "Bytes of gradients taken in from this node's workers and of "
+               "weights made visible to them, in finished steps; not what "
+               "moves between nodes (payload_bytes of a step is that).",
        .kind = Kind::kCounter,
        .is_per_job = true,
        .labels = {{"direction", {"pushed", "published"}}}},
