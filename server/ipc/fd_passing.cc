@@ -99,6 +99,9 @@ absl::StatusOr<IoResult> ReceivePacket(int socket, std::span<std::byte> buffer,
   // Also an empty packet: nobody has a use for one.
   packet->is_end = size == 0;
   packet->is_truncated = (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0;
+  // Our buffer had room for more: the kernel could not open them here.
+  packet->lacks_fds = (message.msg_flags & MSG_CTRUNC) != 0 &&
+                      packet->fds.size() < kMaxPassedFds;
   return IoResult::kDone;
 }
 

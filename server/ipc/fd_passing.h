@@ -18,9 +18,10 @@ namespace ballast::ipc {
 inline constexpr int kMaxPassedFds = 4;
 
 struct Packet {
-  size_t size = 0;                  // bytes written to the caller's buffer
-  bool is_end = false;              // the peer closed the socket
-  bool is_truncated = false;        // bytes or fds were lost: refuse the packet
+  size_t size = 0;            // bytes written to the caller's buffer
+  bool is_end = false;        // the peer closed the socket
+  bool is_truncated = false;  // bytes or fds were lost: refuse the packet
+  bool lacks_fds = false;     // lost: this process may not have so many open
   std::vector<base::UniqueFd> fds;  // CLOEXEC
 };
 

@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <array>
@@ -129,8 +130,27 @@ TEST_F(FdPassingTest, ClosesDescriptorsThatNobodyAskedFor) {
   EXPECT_EQ(Receive(), IoResult::kDone);
   EXPECT_TRUE(packet_.is_truncated);
   EXPECT_LE(packet_.fds.size(), static_cast<size_t>(kMaxPassedFds));
+  EXPECT_FALSE(packet_.lacks_fds) << "the sender's fault";
   packet_ = Packet();
   EXPECT_EQ(NumOpenFds(), before);
+}
+
+// I26: the daemon's lack of descriptors is not the worker's fault.
+TEST_F(FdPassingTest, SaysWhenThisProcessMayNotOpenMore) {
+  const int fd = here_.get();
+  ASSERT_THAT(SendPacket(here_.get(), Bytes("hello"), std::span(&fd, 1)),
+              IsOk());
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit none = before;
+  none.rlim_cur = 0;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  const IoResult result = Receive();
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_EQ(result, IoResult::kDone);
+  EXPECT_EQ(packet_.size, 5u);
+  EXPECT_TRUE(packet_.is_truncated);
+  EXPECT_TRUE(packet_.lacks_fds);
 }
 
 TEST_F(FdPassingTest, RefusesToSendNothingOrTooMuch) {

@@ -1,6 +1,7 @@
 #include "server/ipc/handle_server.h"
 
 #include <sys/epoll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <array>
@@ -214,6 +215,13 @@ absl::Status HandleServer::CheckHello(const Pending& pending,
                    ReceivePacket(pending.socket.get(), buffer, &packet));
   if (result == IoResult::kWouldBlock || packet.is_end) {
     return absl::UnavailableError("closed before its Hello");
+  }
+  if (packet.lacks_fds) {
+    rlimit limit{};
+    getrlimit(RLIMIT_NOFILE, &limit);
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "the daemon has no file descriptor left (its limit, RLIMIT_NOFILE, is ",
+        limit.rlim_cur, ")"));
   }
   if (packet.is_truncated) {
     return absl::InvalidArgumentError(
