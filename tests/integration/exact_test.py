@@ -242,6 +242,30 @@ class StepTest(lab.TestCase):
                 0, 2, self.TENSORS, resume="never"))
         lab.run_ranks(2, second)
 
+    def test_views_of_a_former_worker_are_frozen(self):
+        daemon = self.start_daemon()
+        tensors = {"w": np.zeros(5, np.float32)}
+        old = daemon.session(0, 1, tensors)
+        old.grads["w"][:] = 1
+        old.step()
+        weights, gradient = old.params["w"], old.grads["w"]
+        old.detach()
+        with daemon.session(0, 1, tensors) as new:
+            new.grads["w"][:] = 5
+            gradient[:] = 100
+            new.step()
+            self.assertBitsEqual(new.params["w"], np.full(5, -6, np.float32))
+            self.assertBitsEqual(weights, np.full(5, -1, np.float32))
+
+    def test_a_dropped_session_leaves_its_place(self):  # I28
+        daemon = self.start_daemon()
+        tensors = {"w": np.zeros(5, np.float32)}
+        view = daemon.session(0, 1, tensors).params["w"]
+        with daemon.session(0, 1, tensors, resume="must") as s:
+            s.grads["w"][:] = 1
+            s.step()
+        self.assertBitsEqual(view, np.zeros(5, np.float32))
+
     def test_closing_frees_everything(self):  # I28
         daemon = self.start_daemon()
         before = daemon.memfds()
