@@ -5,6 +5,8 @@
 #include <chrono>
 #include <memory>
 
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "client/ctl/render.h"
 #include "proto/admin.grpc.pb.h"
@@ -34,11 +36,29 @@ ExitCode CodeOf(const grpc::Status& status) {
   }
 }
 
+// gRPC would look a name up for long, or say something about its resolvers.
+bool IsAddress(const std::string& address) {
+  if (absl::StartsWith(address, "unix:")) {
+    return absl::StartsWith(address, "unix:///") && address.size() > 8;
+  }
+  const size_t colon = address.rfind(':');
+  if (colon == std::string::npos || colon == 0) return false;
+  int port;
+  return address.find('/') == std::string::npos &&
+         absl::SimpleAtoi(address.substr(colon + 1), &port) && port >= 1 &&
+         port <= 65535;
+}
+
 template <typename Request, typename Reply>
 Result Call(const Options& options,
             grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&,
                                          Reply*),
             const Request& request, Reply* reply) {
+  if (!IsAddress(options.address)) {
+    return {kUsage, "",
+            absl::StrCat("--address \"", options.address,
+                         "\" is not unix:///path or host:port")};
+  }
   grpc::ChannelArguments arguments;
   // A proxy of the environment has no business between the two.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);

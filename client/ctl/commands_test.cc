@@ -16,6 +16,18 @@ TEST(CommandsTest, NobodyThereIsUnreachable) {
             std::string::npos);
 }
 
+TEST(CommandsTest, AnAddressOfNoKindIsUsage) {
+  Options options;
+  for (const char* address :
+       {"", "foo", "tcp://x", "tcp://x:80", "unix://", "unix:///", ":80",
+        "host:", "host:0", "host:65536", "host:x"}) {
+    options.address = address;
+    const Result result = Status(options);
+    EXPECT_EQ(result.code, kUsage) << address;
+    EXPECT_NE(result.err.find("unix:///path or host:port"), std::string::npos);
+  }
+}
+
 TEST(CommandsTest, LaterVerbsSayWhatBringsThem) {
   for (const LaterVerb& verb : LaterVerbs()) {
     const Result result = Later(verb);

@@ -43,7 +43,8 @@ int Main(int argc, char** argv) {
           [&] { return Version(options); });
   for (const LaterVerb& verb : LaterVerbs()) {
     CLI::App* const later = app.add_subcommand(verb.name, "")->group("");
-    later->allow_extras();
+    // Whatever follows: the answer is the same.
+    later->fallthrough(false)->allow_extras()->prefix_command();
     later->callback([&run, &verb] { run = [&verb] { return Later(verb); }; });
   }
   try {

@@ -1,5 +1,7 @@
 #include "client/ctl/render.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "client/ctl/table.h"
@@ -11,13 +13,22 @@ std::string Line(const char* name, const std::string& value) {
   return absl::StrFormat("%-16s %s\n", name, value);
 }
 
+// "3/4"; of a job over several nodes those of this node: "3/4 of 16".
+std::string Workers(const v1::JobSummary& job) {
+  const int num_nodes = std::max(job.num_nodes(), 1);
+  std::string text =
+      absl::StrCat(job.num_attached(), "/", job.world_size() / num_nodes);
+  if (num_nodes > 1) absl::StrAppend(&text, " of ", job.world_size());
+  return text;
+}
+
 std::string JobTable(
     const google::protobuf::RepeatedPtrField<v1::JobSummary>& jobs) {
   Table table({"JOB", "TENANT", "STATE", "WORKERS", "STEP", "WEIGHTS", "MEMORY",
                "WAITS FOR"});
   for (const v1::JobSummary& job : jobs) {
-    table.AddRow({job.name(), job.tenant(), job.state(),
-                  absl::StrCat(job.world_size()), absl::StrCat(job.open_step()),
+    table.AddRow({job.name(), job.tenant(), job.state(), Workers(job),
+                  absl::StrCat(job.open_step()),
                   absl::StrCat(job.weight_version()), FormatBytes(job.bytes()),
                   job.waiting_for().empty() ? "-" : job.waiting_for()});
   }

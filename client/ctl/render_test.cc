@@ -30,10 +30,15 @@ TEST(RenderTest, StatusShowsAddressesAndJobs) {
   v1::JobSummary* const job = status.add_jobs();
   job->set_name("gpt2");
   job->set_waiting_for("rank 2 has not attached");
+  job->set_world_size(8);
+  job->set_num_attached(3);
   const std::string text = Render(status);
   EXPECT_NE(text.find("http://127.0.0.1:7471/metrics"), std::string::npos);
   EXPECT_NE(text.find("gpt2"), std::string::npos);
   EXPECT_NE(text.find("rank 2 has not attached"), std::string::npos);
+  EXPECT_NE(text.find(" 3/8 "), std::string::npos) << text;
+  job->set_num_nodes(2);
+  EXPECT_NE(Render(status).find(" 3/4 of 8 "), std::string::npos);
 }
 
 TEST(RenderTest, JobShowsItsWorkers) {
