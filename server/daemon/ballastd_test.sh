@@ -22,7 +22,7 @@ ctl() { "$ballastctl" --address "unix://$dir/a.sock" "$@"; }
 
 start() {
   : >"$log"
-  "$ballastd" "${flags[@]}" 2>"$log" &
+  (ulimit -Sn 256 && exec "$ballastd" "${flags[@]}" 2>"$log") &
   daemon=$!
   for _ in $(seq 600); do
     grep -q ' listening ' "$log" && return
@@ -56,6 +56,20 @@ ctl jobs | grep -q '^JOB' || fail "jobs"
 ctl version | grep -q '^version' || fail "version"
 ctl job nobody 2>/dev/null; [ $? = 4 ] || fail "an unknown job is code 4"
 ctl top 2>/dev/null; [ $? = 5 ] || fail "a later verb is code 5"
+for verb in evict quota priority checkpoint plan doctor top; do
+  for more in "gpt2" "gpt2 --force --to=5" "status --json"; do
+    # shellcheck disable=SC2086
+    text=$(ctl $verb $more 2>&1); [ $? = 5 ] || fail "$verb $more is code 5"
+    [[ $text == *"comes with"* ]] || fail "$verb $more: $text"
+  done
+done
+for address in foo "" tcp://x:1 unix:// host:0; do
+  text=$("$ballastctl" --address "$address" status 2>&1)
+  [ $? = 2 ] || fail "address \"$address\" is code 2"
+  [[ $text == *"unix:///path or host:port"* ]] || fail "address: $text"
+done
+soft=$(awk '/^Max open files/ { print $4 }' "/proc/$daemon/limits")
+[ "$soft" = "$(ulimit -Hn)" ] || fail "the limit of open files is $soft"
 ctl 2>/dev/null >&2; [ $? = 2 ] || fail "no verb is code 2"
 exec 3<>"/dev/tcp/${http%:*}/${http##*:}" || fail "no metrics page"
 printf 'GET /metrics HTTP/1.0\r\n\r\n' >&3

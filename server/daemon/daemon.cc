@@ -52,7 +52,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Create(
 
 absl::Status Daemon::CreateCore() {
   metrics_ = std::make_unique<metrics::Metrics>(
-      metrics::BuildInfo{kVersion, "", kCompiler});
+      metrics::BuildInfo{kVersion, "", kCompiler}, &wall_clock_);
   rpc_metrics_ = std::make_unique<RpcMetrics>(metrics_.get());
   ASSIGN_OR_RETURN(loop_, base::EventLoop::Create(&clock_));
   device_ = std::make_unique<device::HostDevice>(

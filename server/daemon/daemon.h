@@ -25,6 +25,7 @@
 #include "server/base/event_loop.h"
 #include "server/base/random.h"
 #include "server/base/thread_pool.h"
+#include "server/base/wall_clock.h"
 #include "server/daemon/admin_door.h"
 #include "server/daemon/control.h"
 #include "server/daemon/node.h"
@@ -65,6 +66,7 @@ class Daemon {
 
   const v1::Config config_;
   const base::MonotonicClock clock_;
+  const base::WallClock wall_clock_;
   base::SystemRandom random_;
   std::unique_ptr<metrics::Metrics> metrics_;
   std::unique_ptr<RpcMetrics> rpc_metrics_;

@@ -1,5 +1,7 @@
 // ballastd: the daemon of one node. README.md beside this has every
 // configuration key.
+#include <sys/resource.h>
+
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <string>
@@ -17,8 +19,20 @@ namespace {
 constexpr int kFailed = 1;
 constexpr int kUsage = 2;
 
+// Every worker costs several descriptors; nothing here uses select(2), the
+// reason for low soft limits.
+void RaiseDescriptorLimit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  if (setrlimit(RLIMIT_NOFILE, &limit) != 0) {
+    LogWarn("cannot raise the limit of open files to its maximum");
+  }
+}
+
 int Serve(const v1::Config& config) {
   SetUpLog(config.log().level());
+  RaiseDescriptorLimit();
   Signals::Block();
   auto daemon = Daemon::Create(config);
   if (!daemon.ok()) {

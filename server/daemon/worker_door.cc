@@ -53,6 +53,11 @@ absl::Status Admit(const v1::SecurityConfig& config, std::string_view expected,
   return absl::OkStatus();
 }
 
+WorkerDoor::WorkerDoor(const Parts& parts)
+    : parts_(parts),
+      refusals_(parts.loop, "refused workers", LogWarn),
+      probes_(parts.loop, "probes", LogInfo) {}
+
 absl::StatusOr<std::unique_ptr<WorkerDoor>> WorkerDoor::Open(
     const v1::Config& config, const Parts& parts) {
   auto door = std::unique_ptr<WorkerDoor>(new WorkerDoor(parts));
@@ -83,7 +88,7 @@ void WorkerDoor::OnRefused(const ipc::PeerIdentity& peer,
                            const absl::Status& reason) {
   // Whoever only wants to know if a daemon lives says nothing and leaves.
   if (absl::IsUnavailable(reason)) {
-    LogInfo(absl::StrCat("probe pid=", peer.pid, " uid=", peer.uid));
+    probes_.Log(absl::StrCat("probe pid=", peer.pid, " uid=", peer.uid));
     return;
   }
   const char* outcome = "protocol";
@@ -93,8 +98,9 @@ void WorkerDoor::OnRefused(const ipc::PeerIdentity& peer,
   }
   parts_.metrics->counter(metrics::Family::kClientAttaches, {outcome})
       ->Increment();
-  LogWarn(absl::StrCat("worker refused pid=", peer.pid, " uid=", peer.uid,
-                       " reason=\"", std::string(reason.message()), "\""));
+  refusals_.Log(absl::StrCat("worker refused pid=", peer.pid, " uid=", peer.uid,
+                             " reason=\"", std::string(reason.message()),
+                             "\""));
 }
 
 }  // namespace ballast::daemon

@@ -16,6 +16,7 @@
 #include "server/base/event_loop.h"
 #include "server/base/random.h"
 #include "server/base/unique_fd.h"
+#include "server/daemon/limited_log.h"
 #include "server/ipc/handle_server.h"
 #include "server/metrics/metrics.h"
 #include "server/service/grpc_server.h"
@@ -53,9 +54,11 @@ class WorkerDoor final : public ipc::WorkerAcceptor {
                  const absl::Status& reason) override;
 
  private:
-  explicit WorkerDoor(const Parts& parts) : parts_(parts) {}
+  explicit WorkerDoor(const Parts& parts);
 
   const Parts parts_;
+  LimitedLog refusals_;
+  LimitedLog probes_;
   std::unique_ptr<ipc::HandleServer> server_;
 };
 

@@ -4,9 +4,12 @@
 
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include "gtest/gtest.h"
+#include "server/base/sim_executor.h"
 #include "server/base/status_matchers.h"
+#include "server/daemon/limited_log.h"
 
 namespace ballast::daemon {
 namespace {
@@ -64,6 +67,23 @@ TEST(AdmitTest, SameUidExceptsRoot) {
   EXPECT_THAT(Admit(config, "", 7, {.pid = 1, .uid = 0, .gid = 0}, ""), IsOk());
   EXPECT_THAT(Admit(config, "", 7, {.pid = 1, .uid = 8, .gid = 0}, ""),
               StatusIs(kDenied, "uid 8"));
+}
+
+TEST(LimitedLogTest, AFloodIsAFewLinesAndACount) {  // I26
+  base::SimExecutor executor(1);
+  std::vector<std::string> lines;
+  LimitedLog log(&executor, "refused workers",
+                 [&](const std::string& line) { lines.push_back(line); });
+  for (int i = 0; i < 1000; ++i) log.Log("refused");
+  EXPECT_EQ(lines.size(), 10);
+  executor.RunFor(2 * LimitedLog::kWindow);
+  ASSERT_EQ(lines.size(), 11);
+  EXPECT_EQ(lines[10], "log limited: refused workers, left_out=990 within=10s");
+  // Calm again: every line, and no count.
+  log.Log("refused");
+  executor.RunFor(2 * LimitedLog::kWindow);
+  EXPECT_EQ(lines.size(), 12);
+  EXPECT_EQ(lines[11], "refused");
 }
 
 }  // namespace

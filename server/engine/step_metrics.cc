@@ -24,6 +24,7 @@ StepMetrics::StepMetrics(metrics::JobMetrics* job, std::string_view transport)
   wire_received_ =
       job->counter(Family::kExchangeWireBytes, {transport, "received"});
   last_committed_ = job->gauge(Family::kStepLastCommitted);
+  last_committed_time_ = job->gauge(Family::kStepLastCommittedTimestamp);
   generation_ = job->gauge(Family::kMembershipGeneration);
   for (size_t i = 0; i < stages_.size(); ++i) {
     stages_[i] = job->histogram(Family::kStepDuration, {kStageNames[i]});
@@ -52,6 +53,7 @@ void StepMetrics::OnFinished(const StepSummary& summary, uint64_t pushed,
   wire_sent_->Increment(static_cast<double>(summary.wire_bytes_sent));
   wire_received_->Increment(static_cast<double>(summary.wire_bytes_received));
   last_committed_->Set(static_cast<double>(summary.step.value()));
+  job_->SetToCurrentTime(last_committed_time_);
   for (size_t i = 0; i < stages_.size(); ++i) {
     stages_[i]->Observe(summary.stage_seconds[i]);
   }

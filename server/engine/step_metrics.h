@@ -39,6 +39,7 @@ class StepMetrics {
   metrics::Counter* wire_sent_ = nullptr;
   metrics::Counter* wire_received_ = nullptr;
   metrics::Gauge* last_committed_ = nullptr;
+  metrics::Gauge* last_committed_time_ = nullptr;
   metrics::Gauge* generation_ = nullptr;
   std::array<metrics::Histogram*, kNumStages - 1> stages_{};  // without kWait
   metrics::Histogram* total_ = nullptr;

@@ -5,6 +5,8 @@
 #include <cstdlib>
 #include <utility>
 
+#include "absl/time/time.h"
+
 namespace ballast::metrics {
 namespace {
 
@@ -83,14 +85,21 @@ Histogram* SeriesSet::histogram(Family family, LabelValues values) {
   return Find(family, Kind::kHistogram, values)->histogram.get();
 }
 
-JobMetrics::JobMetrics(std::string job_id)
-    : SeriesSet(/*is_per_job=*/true), job_id_(std::move(job_id)) {}
+JobMetrics::JobMetrics(std::string job_id, const base::Clock* wall)
+    : SeriesSet(/*is_per_job=*/true), wall_(wall), job_id_(std::move(job_id)) {}
 
-Metrics::Metrics(BuildInfo build_info)
-    : SeriesSet(/*is_per_job=*/false), build_info_(std::move(build_info)) {}
+void JobMetrics::SetToCurrentTime(Gauge* gauge) const {
+  if (wall_ == nullptr) return;
+  gauge->Set(absl::ToDoubleSeconds(wall_->Now() - absl::UnixEpoch()));
+}
+
+Metrics::Metrics(BuildInfo build_info, const base::Clock* wall)
+    : SeriesSet(/*is_per_job=*/false),
+      build_info_(std::move(build_info)),
+      wall_(wall) {}
 
 std::shared_ptr<JobMetrics> Metrics::StartJob(std::string job_id) {
-  auto job = std::make_shared<JobMetrics>(std::move(job_id));
+  auto job = std::make_shared<JobMetrics>(std::move(job_id), wall_);
   base::MutexLock lock(&mutex_);
   std::erase_if(jobs_,
                 [](const auto& entry) { return entry.second.expired(); });

@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "server/base/clock.h"
 #include "server/base/mutex.h"
 #include "server/metrics/families.h"
 
@@ -102,10 +103,15 @@ class SeriesSet {
 
 class JobMetrics : public SeriesSet {
  public:
-  explicit JobMetrics(std::string job_id);
+  // `wall` tells the time of day and outlives this; null: gauges of it stay 0.
+  explicit JobMetrics(std::string job_id, const base::Clock* wall = nullptr);
   const std::string& job_id() const { return job_id_; }
 
+  // To the Unix time, in seconds.
+  void SetToCurrentTime(Gauge* gauge) const;
+
  private:
+  const base::Clock* const wall_;
   const std::string job_id_;
 };
 
@@ -117,7 +123,9 @@ struct BuildInfo {
 
 class Metrics : public SeriesSet {
  public:
-  explicit Metrics(BuildInfo build_info);
+  // `wall` tells the time of day and outlives this and its jobs; null: gauges
+  // of it stay 0.
+  explicit Metrics(BuildInfo build_info, const base::Clock* wall = nullptr);
 
   // Series of a job while the result lives; shared, as a scrape holds on to
   // what it reads. Two jobs of one name do not run at once; the later one is
@@ -130,6 +138,7 @@ class Metrics : public SeriesSet {
 
  private:
   const BuildInfo build_info_;
+  const base::Clock* const wall_;
   mutable base::Mutex mutex_;
   std::map<std::string, std::weak_ptr<JobMetrics>> jobs_
       ABSL_GUARDED_BY(mutex_);

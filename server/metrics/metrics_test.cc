@@ -3,7 +3,9 @@
 #include <thread>
 #include <vector>
 
+#include "absl/time/time.h"
 #include "gtest/gtest.h"
+#include "server/base/clock.h"
 
 namespace ballast::metrics {
 namespace {
@@ -71,6 +73,21 @@ TEST(MetricsDeathTest, AnUndeclaredSeriesIsABug) {
                "ballast_client_attaches_total");
   EXPECT_DEATH(metrics.gauge(Family::kClientAttaches, {"ok"}), "families.cc");
   EXPECT_DEATH(metrics.counter(Family::kSteps, {"committed"}), "families.cc");
+}
+
+class FixedClock final : public base::Clock {
+ public:
+  absl::Time Now() const override { return absl::FromUnixMillis(1500); }
+};
+
+TEST(MetricsTest, TimesOfDayComeFromTheGivenClock) {
+  const FixedClock wall;
+  Metrics metrics({}, &wall);
+  const auto job = metrics.StartJob("gpt2");
+  Gauge* const gauge = job->gauge(Family::kStepLastCommittedTimestamp);
+  EXPECT_EQ(gauge->value(), 0);
+  job->SetToCurrentTime(gauge);
+  EXPECT_EQ(gauge->value(), 1.5);
 }
 
 }  // namespace

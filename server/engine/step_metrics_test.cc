@@ -1,0 +1,35 @@
+#include "server/engine/step_metrics.h"
+
+#include "absl/time/time.h"
+#include "gtest/gtest.h"
+#include "server/base/clock.h"
+
+namespace ballast::engine {
+namespace {
+
+using metrics::Family;
+
+class FixedClock final : public base::Clock {
+ public:
+  absl::Time Now() const override { return absl::FromUnixMillis(1500); }
+};
+
+TEST(StepMetricsTest, AFinishedStepIsNumberedAndDated) {
+  const FixedClock wall;
+  metrics::JobMetrics job("gpt2", &wall);
+  StepMetrics steps(&job, "inproc");
+  EXPECT_EQ(job.gauge(Family::kStepLastCommittedTimestamp)->value(), 0);
+  StepSummary summary;
+  summary.step = Step(7);
+  steps.OnFinished(summary, /*pushed=*/8, /*published=*/4);
+  EXPECT_EQ(job.gauge(Family::kStepLastCommitted)->value(), 7);
+  EXPECT_EQ(job.gauge(Family::kStepLastCommittedTimestamp)->value(), 1.5);
+  const auto payload = [&](const char* direction) {
+    return job.counter(Family::kExchangePayloadBytes, {direction})->value();
+  };
+  EXPECT_EQ(payload("pushed"), 8);
+  EXPECT_EQ(payload("published"), 4);
+}
+
+}  // namespace
+}  // namespace ballast::engine
