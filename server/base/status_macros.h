@@ -13,13 +13,18 @@
 #define BALLAST_CONCAT_INNER_(a, b) a##b
 #define BALLAST_CONCAT_(a, b) BALLAST_CONCAT_INNER_(a, b)
 
-#define RETURN_IF_ERROR(expr)                                         \
-  do {                                                                \
-    if (absl::Status status_ = (expr); !status_.ok()) return status_; \
+// The names are nobody's: `expr` may read a member named status_.
+#define RETURN_IF_ERROR(expr)                          \
+  do {                                                 \
+    if (absl::Status ballast_return_if_error = (expr); \
+        !ballast_return_if_error.ok()) {               \
+      return ballast_return_if_error;                  \
+    }                                                  \
   } while (false)
 
-#define ASSIGN_OR_RETURN(lhs, expr) \
-  BALLAST_ASSIGN_OR_RETURN_(BALLAST_CONCAT_(result_, __LINE__), lhs, expr)
+#define ASSIGN_OR_RETURN(lhs, expr)                                          \
+  BALLAST_ASSIGN_OR_RETURN_(BALLAST_CONCAT_(ballast_result_, __LINE__), lhs, \
+                            expr)
 
 #define BALLAST_ASSIGN_OR_RETURN_(result, lhs, expr)   \
   auto result = (expr);                                \
