@@ -175,14 +175,14 @@ TEST_F(WorkerTest, ARepeatWithOtherValuesIsRefused) {  // I21
   };
   EXPECT_THAT(worker_->Step({.cursor = "first", .timeout = kShort}),
               StatusIs(absl::StatusCode::kDeadlineExceeded));
-  refused({.cursor = "second"}, "the cursor");
+  refused({.cursor = "second", .timeout = kShort}, "the cursor");
   worker_->groups()[0].lr = 0.25;
   refused({.cursor = "first"}, "lr of group 0 (0.5 then, 0.25 now)");
   worker_->groups()[0].lr = 0.5;
   daemon_->Commit(word);  // not yet published
   EXPECT_THAT(worker_->Step({.cursor = "first", .timeout = kShort}),
               StatusIs(absl::StatusCode::kDeadlineExceeded));
-  refused({.cursor = "second"}, "the cursor");
+  refused({.cursor = "second", .timeout = kShort}, "the cursor");
   daemon_->Publish(word);
   EXPECT_THAT(worker_->Step({.cursor = "first"}), IsOk());
   worker_->groups()[0].lr = 0.25;  // of the next step
