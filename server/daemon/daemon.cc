@@ -73,6 +73,7 @@ absl::Status Daemon::CreateCore() {
   NodeOptions options;
   options.sessions = SessionOptions(config_);
   options.sessions.metrics = metrics_.get();
+  options.sessions.log = LogInfo;
   options.buckets_in_flight = config_.compute().buckets_in_flight();
   node_ = std::make_unique<Node>(leaves, options);
   control_ = std::make_unique<Control>(

@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
+#include "absl/container/btree_map.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -91,7 +91,7 @@ class Node final : public session::JobHost,
 
   const Leaves leaves_;
   const NodeOptions options_;
-  absl::flat_hash_map<std::string, std::unique_ptr<JobRuntime>> runtimes_;
+  absl::btree_map<std::string, std::unique_ptr<JobRuntime>> runtimes_;
   std::unique_ptr<session::Sessions> sessions_;
   int64_t dropped_frames_ = 0;
   std::shared_ptr<int> alive_;  // weak in what is posted

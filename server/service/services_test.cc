@@ -1,6 +1,7 @@
 // Both services and the health checks over real gRPC on loopback sockets.
 #include <fcntl.h>
 #include <grpcpp/grpcpp.h>
+#include <grpcpp/impl/codegen/client_unary_call.h>
 #include <sys/socket.h>
 
 #include <memory>
@@ -225,6 +226,51 @@ TEST_F(ServicesTest, AdminTranslatesStatus) {
   EXPECT_TRUE(operator_->Drain(&drain, {}, &drained).ok());
   EXPECT_TRUE(node_.is_draining);
   EXPECT_EQ(observer_.count, 3);
+}
+
+// grpc.health.v1 by hand: {1: service} -> {1: status}, 1 = SERVING.
+std::string Health(const std::string& address, const std::string& service) {
+  std::string request = "\x0a";
+  request += static_cast<char>(service.size());
+  request += service;
+  const grpc::Slice slice(request);
+  const grpc::ByteBuffer message(&slice, 1);
+  const auto channel =
+      grpc::CreateChannel(address, grpc::InsecureChannelCredentials());
+  const grpc::internal::RpcMethod method("/grpc.health.v1.Health/Check",
+                                         grpc::internal::RpcMethod::NORMAL_RPC);
+  grpc::ClientContext context;
+  context.set_wait_for_ready(true);
+  context.set_deadline(std::chrono::system_clock::now() +
+                       std::chrono::seconds(30));
+  grpc::ByteBuffer reply;
+  const grpc::Status status =
+      grpc::internal::BlockingUnaryCall<grpc::ByteBuffer, grpc::ByteBuffer,
+                                        grpc::ByteBuffer, grpc::ByteBuffer>(
+          channel.get(), method, &context, message, &reply);
+  if (!status.ok()) return "code " + std::to_string(status.error_code());
+  grpc::Slice bytes;
+  if (!reply.DumpToSingleSlice(&bytes).ok() || bytes.size() != 2) return "?";
+  return bytes.begin()[1] == 1 ? "serving" : "not serving";
+}
+
+TEST(HealthTest, LiveFromTheStartReadyWhenSaid) {
+  auto server = *GrpcServer::Listen("127.0.0.1:0", nullptr);
+  EXPECT_EQ(Health(server->address(), "ballast.live"), "serving");
+  EXPECT_EQ(Health(server->address(), "ballast.ready"), "not serving");
+  server->SetReady(true);
+  EXPECT_EQ(Health(server->address(), "ballast.ready"), "serving");
+  EXPECT_EQ(Health(server->address(), ""), "serving");
+  EXPECT_EQ(Health(server->address(), "other"),
+            "code " + std::to_string(grpc::NOT_FOUND));
+}
+
+TEST(GrpcServerTest, SaysWhichAddressIsTaken) {
+  auto first = *GrpcServer::Listen("127.0.0.1:0", nullptr);
+  const auto second = GrpcServer::Listen(first->address(), nullptr);
+  ASSERT_FALSE(second.ok());
+  EXPECT_NE(second.status().message().find(first->address()),
+            absl::string_view::npos);
 }
 
 TEST_F(ServicesTest, ShutdownDoesNotWaitForAnOpenBegin) {  // I23

@@ -24,7 +24,7 @@ std::string_view ReapCause(const absl::Status& why) {
 
 Sessions::Sessions(Options options, device::Device* device,
                    base::Executor* executor, JobHost* host)
-    : options_(options),
+    : options_(std::move(options)),
       device_(device),
       executor_(executor),
       host_(host),
@@ -35,6 +35,11 @@ Sessions::~Sessions() {
   for (const auto& [key, connection] : connections_) {
     executor_->Cancel(connection->begin_timer);
   }
+}
+
+template <typename... Parts>
+void Sessions::Log(const Parts&... parts) const {
+  if (options_.log != nullptr) options_.log(absl::StrCat(parts...));
 }
 
 // ---- Connections. ----
@@ -176,6 +181,10 @@ absl::StatusOr<AttachReply> Sessions::AttachTo(Job* job, Connection* connection,
   connection->job = job;
   connection->rank = request.placement.local_rank;
   ++attaches_;
+  Log("worker attached job=", job->local->spec().name,
+      " rank=", request.placement.rank.value(),
+      " pid=", connection->link->identity().pid,
+      reply.resumed ? " resumed at the open step" : "");
   if (job->local->has_begun() && job->local->num_missing() == 0) {
     executor_->Cancel(std::exchange(job->timer, 0));
   }
@@ -245,6 +254,8 @@ absl::StatusOr<Sessions::Job*> Sessions::CreateJob(const AttachRequest& request,
   Job* const result = job.get();
   jobs_[name] = std::move(job);
   ArmTimer(result, options_.join_timeout);
+  Log("job started job=", name, " world_size=", request.placement.world_size,
+      " bytes=", result->need.total());
   return result;
 }
 
@@ -303,6 +314,12 @@ void Sessions::Leave(Connection* connection, const absl::Status& why) {
   Job* const job = std::exchange(connection->job, nullptr);
   if (job == nullptr) return;
   LocalJob& local = *job->local;
+  if (local.slot(connection->rank).state() != SlotState::kClosed) {
+    Log("worker left job=", local.spec().name,
+        " local_rank=", connection->rank.value(),
+        " pid=", connection->link->identity().pid, " reason=\"",
+        std::string(why.message()), "\"");
+  }
   local.OnLinkGone(connection->rank, why);
   EndIfAbandoned(job, why);
   if (job->is_ending || !local.has_begun() || local.num_missing() == 0) return;
@@ -371,6 +388,8 @@ void Sessions::End(Job* job, const absl::Status& why) {
   job->is_ending = true;
   executor_->Cancel(std::exchange(job->timer, 0));
   LocalJob* const local = job->local.get();
+  Log("job ended job=", local->spec().name, " reason=\"",
+      why.ok() ? "closed by all workers" : std::string(why.message()), "\"");
   if (!why.ok()) local->Fail(why);
   ReleaseConnections(job, why);
   // The host may answer from inside one of this job's own functions: the job

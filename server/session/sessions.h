@@ -10,13 +10,13 @@
 #define SERVER_SESSION_SESSIONS_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "absl/container/btree_map.h"
-#include "absl/container/flat_hash_map.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -55,6 +55,8 @@ struct Options {
   int compute_threads = 1;        // for the undo records in the memory formula
   bool allow_many_nodes = false;  // a link to other nodes exists
   metrics::Metrics* metrics = nullptr;  // null: none
+  // One line per event in the life of jobs and workers; null: none.
+  std::function<void(const std::string& event)> log;
 };
 
 class Sessions {
@@ -133,6 +135,8 @@ class Sessions {
   void End(Job* job, const absl::Status& why);
   void ReleaseConnections(Job* job, const absl::Status& why);
   void Delete(LocalJob* local);
+  template <typename... Parts>
+  void Log(const Parts&... parts) const;
 
   const Options options_;
   device::Device* const device_;
@@ -140,7 +144,8 @@ class Sessions {
   JobHost* const host_;
   absl::Status accepting_ = absl::OkStatus();
   absl::btree_map<std::string, std::unique_ptr<Job>> jobs_;  // by name
-  absl::flat_hash_map<Key, std::unique_ptr<Connection>> connections_;
+  // Ordered, so that a job's end reaches its workers in one order.
+  absl::btree_map<Key, std::unique_ptr<Connection>> connections_;
   uint64_t attaches_ = 0;
   std::shared_ptr<bool> alive_;  // weak in callbacks that may outlive this
 };

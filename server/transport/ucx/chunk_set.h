@@ -15,8 +15,8 @@ namespace ballast::transport {
 
 // An empty part has one empty chunk: it still synchronises.
 inline uint64_t NumChunks(uint64_t part_bytes, uint32_t chunk_bytes) {
-  return std::max<uint64_t>(1, part_bytes / chunk_bytes +
-                                   (part_bytes % chunk_bytes != 0));
+  return std::max<uint64_t>(
+      1, part_bytes / chunk_bytes + (part_bytes % chunk_bytes != 0));
 }
 
 struct ChunkRange {

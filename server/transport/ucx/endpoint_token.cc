@@ -32,8 +32,7 @@ std::string EncodeToken(const EndpointToken& token, uint64_t seed) {
                              token.node.value(),
                              0,
                              token.incarnation.value()};
-  std::string bytes(reinterpret_cast<const char*>(&preamble),
-                    sizeof(preamble));
+  std::string bytes(reinterpret_cast<const char*>(&preamble), sizeof(preamble));
   bytes += token.address;
   const uint64_t checksum =
       XXH3_64bits_withSeed(bytes.data(), bytes.size(), seed);
@@ -52,8 +51,7 @@ absl::StatusOr<EndpointToken> DecodeToken(std::string_view bytes,
   }
   std::memcpy(&preamble, bytes.data(), sizeof(preamble));
   if (preamble.magic != kMagic || preamble.version != kVersion) {
-    return absl::InvalidArgumentError(
-        "not an endpoint token of this version");
+    return absl::InvalidArgumentError("not an endpoint token of this version");
   }
   if (preamble.address_bytes != bytes.size() - kAround) {
     return absl::InvalidArgumentError(

@@ -33,8 +33,7 @@ ExchangeTable::~ExchangeTable() {
 }
 
 absl::Status ExchangeTable::Check(const ExchangeSpec& spec) const {
-  // 2^24 chunks: the sets of chunks stay small, the indexes in 32 bits.
-  const uint64_t max_bytes = uint64_t{options_.chunk_bytes} << 24;
+  const uint64_t max_bytes = MaxPartBytes(options_);
   std::vector<NodeRank> to;
   std::vector<NodeRank> from;
   const auto check = [&](NodeRank peer, size_t size,
@@ -69,11 +68,10 @@ absl::StatusOr<PreparedExchange*> ExchangeTable::Prepare(
   auto& slot = exchanges_[Key{spec.job, spec.generation.value(), spec.phase,
                               spec.bucket.value()}];
   if (slot != nullptr) {
-    return absl::AlreadyExistsError(
-        absl::StrCat("an exchange of phase ", spec.phase, ", bucket ",
-                     spec.bucket.value(), ", generation ",
-                     spec.generation.value(), " is already prepared on node ",
-                     self_.value()));
+    return absl::AlreadyExistsError(absl::StrCat(
+        "an exchange of phase ", spec.phase, ", bucket ", spec.bucket.value(),
+        ", generation ", spec.generation.value(),
+        " is already prepared on node ", self_.value()));
   }
   slot = std::make_unique<PreparedExchange>();
   slot->id = next_id_++;
@@ -96,8 +94,8 @@ absl::StatusOr<PreparedExchange*> ExchangeTable::Prepare(
 void ExchangeTable::Release(PreparedExchange* exchange) {
   Cancel(exchange);
   const ExchangeSpec& spec = exchange->spec;
-  exchanges_.erase(Key{spec.job, spec.generation.value(), spec.phase,
-                       spec.bucket.value()});
+  exchanges_.erase(
+      Key{spec.job, spec.generation.value(), spec.phase, spec.bucket.value()});
 }
 
 absl::Status ExchangeTable::Post(PreparedExchange* exchange, Step step,
@@ -152,8 +150,7 @@ Part* ExchangeTable::FindPart(const Peer& peer, const MessageHeader& header,
   if (it != exchanges_.end()) {
     for (Part& part : it->second->parts) {
       if (part.is_send != is_send || part.peer != peer.node) continue;
-      part.owner->counters.wire_received +=
-          kHeaderBytes + header.payload_bytes;
+      part.owner->counters.wire_received += kHeaderBytes + header.payload_bytes;
       return &part;
     }
   }
@@ -225,11 +222,10 @@ bool ExchangeTable::TryStart(Part* send) {
   }
   // A chunk that says the true size, so that the receiver sees it too.
   Reply(peer, *send, MessageKind::kChunk, 0);
-  Finish(exchange,
-         absl::DataLossError(absl::StrCat(
-             "node ", send->peer.value(), " expects ", send->credit_bytes,
-             " bytes of ", Describe(*exchange), "; node ", self_.value(),
-             " has ", send->size())));
+  Finish(exchange, absl::DataLossError(absl::StrCat(
+                       "node ", send->peer.value(), " expects ",
+                       send->credit_bytes, " bytes of ", Describe(*exchange),
+                       "; node ", self_.value(), " has ", send->size())));
   return true;
 }
 
@@ -262,10 +258,10 @@ void ExchangeTable::OnChunk(Peer* from, const MessageHeader& header,
   Part* const part = FindPosted(*from, header, /*is_send=*/false);
   if (part == nullptr) return;
   const auto fail = [&](std::string what) {
-    FailReceive(from, part,
-                absl::DataLossError(absl::StrCat(
-                    "node ", from->node.value(), ", ",
-                    Describe(*part->owner), ": ", what)));
+    FailReceive(
+        from, part,
+        absl::DataLossError(absl::StrCat("node ", from->node.value(), ", ",
+                                         Describe(*part->owner), ": ", what)));
   };
   if (header.sender_post < part->peer_post) {
     ++stats_->fenced;
@@ -281,11 +277,10 @@ void ExchangeTable::OnChunk(Peer* from, const MessageHeader& header,
                              part->size(), " are expected"));
   }
   const uint32_t chunk = header.argument;
-  if (header.chunk_bytes != options_.chunk_bytes ||
-      chunk >= part->num_chunks) {
-    return fail(absl::StrCat("sends chunk ", chunk, " of ",
-                             header.chunk_bytes, " bytes, expected ",
-                             part->num_chunks, " of ", options_.chunk_bytes));
+  if (header.chunk_bytes != options_.chunk_bytes || chunk >= part->num_chunks) {
+    return fail(absl::StrCat("sends chunk ", chunk, " of ", header.chunk_bytes,
+                             " bytes, expected ", part->num_chunks, " of ",
+                             options_.chunk_bytes));
   }
   const ChunkRange range =
       RangeOfChunk(part->size(), options_.chunk_bytes, chunk);
@@ -317,8 +312,7 @@ void ExchangeTable::OnChunk(Peer* from, const MessageHeader& header,
 }
 
 void ExchangeTable::FailReceive(Peer* from, Part* part, absl::Status status) {
-  Reply(from, *part, MessageKind::kDone,
-        static_cast<uint32_t>(status.code()));
+  Reply(from, *part, MessageKind::kDone, static_cast<uint32_t>(status.code()));
   Finish(part->owner, std::move(status));
 }
 
@@ -338,10 +332,10 @@ void ExchangeTable::OnDone(Peer* from, const MessageHeader& header) {
   if (part == nullptr) return;
   PreparedExchange* const exchange = part->owner;
   if (header.argument != 0) {
-    return Finish(exchange, absl::DataLossError(absl::StrCat(
-                                "node ", from->node.value(), " refuses ",
-                                Describe(*exchange), " (code ",
-                                header.argument, ")")));
+    return Finish(exchange,
+                  absl::DataLossError(absl::StrCat(
+                      "node ", from->node.value(), " refuses ",
+                      Describe(*exchange), " (code ", header.argument, ")")));
   }
   if (part->next_chunk < part->num_chunks) {  // it cannot have them all
     ++stats_->fenced;
@@ -357,8 +351,8 @@ std::optional<MessageHeader> ExchangeTable::NextControl(Peer* to) {
   if (part == nullptr) return std::nullopt;
   to->control.Remove(part);
   part->owner->counters.wire_sent += kHeaderBytes;
-  return HeaderOf(
-      *part, part->is_send ? MessageKind::kOffer : MessageKind::kCredit);
+  return HeaderOf(*part,
+                  part->is_send ? MessageKind::kOffer : MessageKind::kCredit);
 }
 
 std::optional<MessageHeader> ExchangeTable::NextChunk(
@@ -431,10 +425,10 @@ absl::Status ExchangeTable::Missing(const PreparedExchange& exchange) const {
   for (const Part& part : exchange.parts) {
     if (part.is_done) continue;
     if (++num_named > kMaxNamedPeers) return absl::DeadlineExceededError(text);
-    absl::StrAppend(
-        &text, part.is_send ? "; to node " : "; from node ", part.peer.value(),
-        " ", part.is_send ? part.next_chunk : part.received.count(), " of ",
-        part.num_chunks, " chunks");
+    absl::StrAppend(&text, part.is_send ? "; to node " : "; from node ",
+                    part.peer.value(), " ",
+                    part.is_send ? part.next_chunk : part.received.count(),
+                    " of ", part.num_chunks, " chunks");
   }
   return absl::DeadlineExceededError(text);
 }

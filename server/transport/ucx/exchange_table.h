@@ -13,6 +13,7 @@
 #include <span>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -36,12 +37,12 @@ struct Completion {
 
 // What was refused or repeated. Nothing of it is silent (P5).
 struct ProtocolStats {
-  uint64_t malformed = 0;     // messages whose header fails its check
-  uint64_t fenced = 0;        // of another incarnation, step or Post
-  uint64_t unmatched = 0;     // for exchanges that are not prepared
-  uint64_t bad_payloads = 0;  // checksums that were wrong
-  uint64_t resends = 0;       // chunks sent a second time
-  uint64_t duplicates = 0;    // chunks that were in already
+  uint64_t malformed = 0;        // messages whose header fails its check
+  uint64_t fenced = 0;           // of another incarnation, step or Post
+  uint64_t unmatched = 0;        // for exchanges that are not prepared
+  uint64_t bad_payloads = 0;     // checksums that were wrong
+  uint64_t resends = 0;          // chunks sent a second time
+  uint64_t duplicates = 0;       // chunks that were in already
   uint64_t replies_dropped = 0;  // the peer takes nothing
   uint64_t frames_dropped = 0;   // nobody listens, or too slowly
 };
@@ -90,7 +91,10 @@ class ExchangeTable {
   void RepeatControl(Peer* peer);
   void ExpireDeadlines(absl::Time now);
 
-  std::vector<Completion>* completions() { return &completions_; }
+  bool has_completions() const { return !completions_.empty(); }
+  std::vector<Completion> TakeCompletions() {
+    return std::exchange(completions_, {});
+  }
 
  private:
   using Key = std::tuple<uint64_t, int64_t, uint32_t, int32_t>;
@@ -99,8 +103,7 @@ class ExchangeTable {
   Peer* FindPeer(NodeRank node) const;
   Part* FindPart(const Peer& peer, const MessageHeader& header, bool is_send);
   // Also of the posted step and the right Posts; otherwise counts.
-  Part* FindPosted(const Peer& peer, const MessageHeader& header,
-                   bool is_send);
+  Part* FindPosted(const Peer& peer, const MessageHeader& header, bool is_send);
   MessageHeader HeaderOf(const Part& part, MessageKind kind) const;
   void Reply(Peer* to, const Part& part, MessageKind kind, uint32_t argument);
   bool TryStart(Part* send);
@@ -119,6 +122,11 @@ class ExchangeTable {
   absl::flat_hash_map<Key, std::unique_ptr<PreparedExchange>> exchanges_;
   std::vector<Completion> completions_;
 };
+
+// 2^24 chunks: the sets of chunks stay small, their indexes in 32 bits.
+inline uint64_t MaxPartBytes(const ExchangeTable::Options& options) {
+  return uint64_t{options.chunk_bytes} << 24;
+}
 
 // "bucket 3, step 7" and what else names an exchange in an error.
 std::string Describe(const PreparedExchange& exchange);

@@ -16,8 +16,8 @@ constexpr uint32_t kMagic = 0x31584c42;  // "BLX1"
 constexpr uint16_t kVersion = 1;
 
 uint64_t HeaderChecksum(const MessageHeader& header, uint64_t seed) {
-  return XXH3_64bits_withSeed(
-      &header, offsetof(MessageHeader, header_checksum), seed);
+  return XXH3_64bits_withSeed(&header, offsetof(MessageHeader, header_checksum),
+                              seed);
 }
 
 }  // namespace
@@ -37,9 +37,8 @@ void EncodeHeader(MessageHeader header, uint64_t seed,
 absl::StatusOr<MessageHeader> DecodeHeader(std::span<const std::byte> message,
                                            uint64_t seed) {
   if (message.size() < kHeaderBytes) {
-    return absl::DataLossError(
-        absl::StrCat("message of ", message.size(), " bytes, header needs ",
-                     kHeaderBytes));
+    return absl::DataLossError(absl::StrCat(
+        "message of ", message.size(), " bytes, header needs ", kHeaderBytes));
   }
   MessageHeader header;
   std::memcpy(&header, message.data(), kHeaderBytes);
@@ -56,10 +55,9 @@ absl::StatusOr<MessageHeader> DecodeHeader(std::span<const std::byte> message,
         absl::StrCat("unknown message kind ", header.kind));
   }
   if (header.payload_bytes != message.size() - kHeaderBytes) {
-    return absl::DataLossError(
-        absl::StrCat("header says ", header.payload_bytes,
-                     " bytes of payload, message has ",
-                     message.size() - kHeaderBytes));
+    return absl::DataLossError(absl::StrCat(
+        "header says ", header.payload_bytes, " bytes of payload, message has ",
+        message.size() - kHeaderBytes));
   }
   return header;
 }

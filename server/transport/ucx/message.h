@@ -72,8 +72,7 @@ uint64_t PayloadChecksum(std::span<const std::byte> payload, uint64_t seed);
 
 // Fills in magic, version and the header's checksum and writes the header to
 // the first kHeaderBytes of `to`.
-void EncodeHeader(MessageHeader header, uint64_t seed,
-                  std::span<std::byte> to);
+void EncodeHeader(MessageHeader header, uint64_t seed, std::span<std::byte> to);
 
 // The header of a received message, its own checksum verified. DataLoss says
 // what is wrong. The payload's checksum is left to the caller.

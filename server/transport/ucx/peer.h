@@ -3,6 +3,7 @@
 #define SERVER_TRANSPORT_UCX_PEER_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <string>
 
@@ -23,6 +24,7 @@ struct Peer {
 
   NodeRank node;
   Incarnation incarnation;
+  uint64_t connection = 0;  // which Connect made it
   State state = State::kConnecting;
   absl::Status failure;
 

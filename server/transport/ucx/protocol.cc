@@ -16,8 +16,8 @@ Protocol::Protocol(const Options& options, NodeRank self,
       incarnation_(incarnation),
       table_(options.exchanges, self, &peers_, &stats_) {}
 
-void Protocol::Connect(NodeRank node, Incarnation incarnation,
-                       absl::Time now) {
+uint64_t Protocol::Connect(NodeRank node, Incarnation incarnation,
+                           absl::Time now) {
   base::MutexLock lock(&mutex_);
   Peer* old = FindPeer(node);
   if (old != nullptr && old->state != Peer::State::kFailed) {
@@ -27,10 +27,13 @@ void Protocol::Connect(NodeRank node, Incarnation incarnation,
   auto peer = std::make_unique<Peer>();
   peer->node = node;
   peer->incarnation = incarnation;
+  peer->connection = next_connection_++;
   peer->last_heard = peer->last_ping = now;
   peer->is_hello_due = peer->hello_asks = true;
   if (old != nullptr) peer->counters = old->counters;
+  const uint64_t connection = peer->connection;
   peers_[node] = std::move(peer);
+  return connection;
 }
 
 void Protocol::Disconnect(NodeRank node) {
@@ -66,9 +69,8 @@ void Protocol::FailPeer(Peer* peer, absl::StatusCode code,
                         std::string_view why) {
   if (peer->state == Peer::State::kFailed) return;
   peer->state = Peer::State::kFailed;
-  peer->failure =
-      absl::Status(code, absl::StrCat("node ", peer->node.value(), " ",
-                                      std::string(why)));
+  peer->failure = absl::Status(
+      code, absl::StrCat("node ", peer->node.value(), " ", std::string(why)));
   peer->replies.clear();
   peer->frames.clear();
   peer->frame_bytes = 0;
@@ -121,9 +123,9 @@ absl::Status Protocol::SendFrame(NodeRank to, std::string_view frame) {
   }
   RETURN_IF_ERROR(peer->failure);
   if (peer->frame_bytes + frame.size() > options_.max_queued_frame_bytes) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("node ", to.value(), " takes no frames: ",
-                     peer->frames.size(), " are waiting"));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "node ", to.value(), " takes no frames: ", peer->frames.size(),
+        " are waiting"));
   }
   const std::span<const std::byte> payload =
       std::as_bytes(std::span(frame.data(), frame.size()));
@@ -145,7 +147,7 @@ absl::Status Protocol::SendFrame(NodeRank to, std::string_view frame) {
 Protocol::Deliveries Protocol::TakeDeliveries() {
   base::MutexLock lock(&mutex_);
   Deliveries deliveries;
-  deliveries.completions.swap(*table_.completions());
+  deliveries.completions = table_.TakeCompletions();
   deliveries.frames.swap(inbox_);
   inbox_bytes_ = 0;
   return deliveries;
@@ -153,7 +155,7 @@ Protocol::Deliveries Protocol::TakeDeliveries() {
 
 bool Protocol::HasDeliveries() const {
   base::MutexLock lock(&mutex_);
-  return !inbox_.empty() || !table_.completions()->empty();
+  return !inbox_.empty() || table_.has_completions();
 }
 
 ProtocolStats Protocol::stats() const {
@@ -171,8 +173,7 @@ void Protocol::Address(const Peer& peer, MessageHeader* header) const {
   header->receiver_incarnation = peer.incarnation.value();
 }
 
-bool Protocol::FillSlot(Peer* peer, std::span<std::byte> slot,
-                        MessageHeader* header) {
+bool Protocol::NextWithoutPayload(Peer* peer, MessageHeader* header) {
   const auto say = [&](MessageKind kind) {
     header->kind = static_cast<uint16_t>(kind);
     return true;
@@ -198,16 +199,18 @@ bool Protocol::FillSlot(Peer* peer, std::span<std::byte> slot,
   return false;
 }
 
-Protocol::Next Protocol::NextMessage(NodeRank node, bool may_send_frame,
+Protocol::Next Protocol::NextMessage(NodeRank node, uint64_t connection,
+                                     bool may_send_frame,
                                      std::span<std::byte> slot, size_t* size,
                                      std::string* frame) {
   base::MutexLock lock(&mutex_);
   Peer* const peer = FindPeer(node);
-  if (peer == nullptr || peer->state == Peer::State::kFailed) {
+  if (peer == nullptr || peer->connection != connection ||
+      peer->state == Peer::State::kFailed) {
     return Next::kClose;
   }
   MessageHeader header;
-  if (!FillSlot(peer, slot, &header)) {
+  if (!NextWithoutPayload(peer, &header)) {
     if (peer->state != Peer::State::kReady) return Next::kNothing;
     if (may_send_frame && !peer->frames.empty()) {
       *frame = std::move(peer->frames.front());
@@ -231,11 +234,11 @@ void Protocol::OnMessage(std::span<const std::byte> message, absl::Time now) {
   const uint64_t seed = options_.exchanges.checksum_seed;
   const auto header = DecodeHeader(message, seed);
   const bool is_intact =
-      header.ok() && header->payload_checksum ==
-                         (header->payload_bytes == 0
-                              ? header->payload_checksum
-                              : PayloadChecksum(
-                                    message.subspan(kHeaderBytes), seed));
+      header.ok() &&
+      header->payload_checksum ==
+          (header->payload_bytes == 0
+               ? header->payload_checksum
+               : PayloadChecksum(message.subspan(kHeaderBytes), seed));
   base::MutexLock lock(&mutex_);
   if (!header.ok()) {
     ++stats_.malformed;
@@ -283,11 +286,11 @@ void Protocol::OnMessage(std::span<const std::byte> message, absl::Time now) {
 
 void Protocol::OnHello(Peer* peer, const MessageHeader& header) {
   if (header.chunk_bytes != options_.exchanges.chunk_bytes) {
-    return FailPeer(peer, absl::StatusCode::kFailedPrecondition,
-                    absl::StrCat("cuts parts into chunks of ",
-                                 header.chunk_bytes, " bytes, node ",
-                                 self_.value(), " into ",
-                                 options_.exchanges.chunk_bytes));
+    return FailPeer(
+        peer, absl::StatusCode::kFailedPrecondition,
+        absl::StrCat("cuts parts into chunks of ", header.chunk_bytes,
+                     " bytes, node ", self_.value(), " into ",
+                     options_.exchanges.chunk_bytes));
   }
   if (header.argument != 0) {
     peer->is_hello_due = true;
@@ -305,14 +308,15 @@ void Protocol::OnFrame(Peer* peer, std::span<const std::byte> frame) {
   }
   inbox_bytes_ += frame.size();
   inbox_.emplace_back(
-      peer->node, std::string(reinterpret_cast<const char*>(frame.data()),
-                              frame.size()));
+      peer->node,
+      std::string(reinterpret_cast<const char*>(frame.data()), frame.size()));
 }
 
-void Protocol::OnConnectionFailed(NodeRank node, const absl::Status& status) {
+void Protocol::OnConnectionFailed(NodeRank node, uint64_t connection,
+                                  const absl::Status& status) {
   base::MutexLock lock(&mutex_);
   Peer* const peer = FindPeer(node);
-  if (peer == nullptr) return;
+  if (peer == nullptr || peer->connection != connection) return;
   FailPeer(peer, absl::StatusCode::kUnavailable,
            absl::StrCat("is gone: ", status.message()));
 }
@@ -329,9 +333,9 @@ void Protocol::Tick(absl::Time now) {
   base::MutexLock lock(&mutex_);
   // Who was not running himself cannot say that others were silent: their
   // messages may be waiting.
-  const absl::Duration pause =
-      last_tick_ == absl::InfinitePast() ? absl::ZeroDuration()
-                                         : now - last_tick_ - tick_period();
+  const absl::Duration pause = last_tick_ == absl::InfinitePast()
+                                   ? absl::ZeroDuration()
+                                   : now - last_tick_ - tick_period();
   last_tick_ = now;
   for (auto& [node, peer] : peers_) {
     if (peer->state == Peer::State::kFailed) continue;

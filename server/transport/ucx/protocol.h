@@ -66,7 +66,8 @@ class Protocol {
   // Control side.
 
   // A new peer, or a new life of one; what waits for the old one fails.
-  void Connect(NodeRank node, Incarnation incarnation, absl::Time now);
+  // Returns the number of the connection that a wire is to make.
+  uint64_t Connect(NodeRank node, Incarnation incarnation, absl::Time now);
   void Disconnect(NodeRank node);
   // NotFound, OK (also while it connects) or why the peer failed.
   absl::Status PeerStatus(NodeRank node) const;
@@ -87,15 +88,16 @@ class Protocol {
   Deliveries TakeDeliveries();
   ProtocolStats stats() const;
 
-  // Wire side.
+  // Wire side. Of another connection than the newest nothing counts.
 
   size_t max_message_bytes() const;  // what a slot must hold
-  Next NextMessage(NodeRank node, bool may_send_frame,
-                   std::span<std::byte> slot, size_t* size,
-                   std::string* frame);
+  // `slot` has max_message_bytes.
+  Next NextMessage(NodeRank node, uint64_t connection, bool may_send_frame,
+                   std::span<std::byte> slot, size_t* size, std::string* frame);
   // Hostile input (I27).
   void OnMessage(std::span<const std::byte> message, absl::Time now);
-  void OnConnectionFailed(NodeRank node, const absl::Status& status);
+  void OnConnectionFailed(NodeRank node, uint64_t connection,
+                          const absl::Status& status);
   // To be called every tick_period().
   void Tick(absl::Time now);
   absl::Duration tick_period() const;
@@ -109,7 +111,7 @@ class Protocol {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OnFrame(Peer* peer, std::span<const std::byte> frame)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool FillSlot(Peer* peer, std::span<std::byte> slot, MessageHeader* header)
+  bool NextWithoutPayload(Peer* peer, MessageHeader* header)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Address(const Peer& peer, MessageHeader* header) const;
 
@@ -122,6 +124,7 @@ class Protocol {
   ExchangeTable::Peers peers_ ABSL_GUARDED_BY(mutex_);
   ExchangeTable table_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::pair<NodeRank, std::string>> inbox_ ABSL_GUARDED_BY(mutex_);
+  uint64_t next_connection_ ABSL_GUARDED_BY(mutex_) = 1;
   size_t inbox_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Time last_tick_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
 };

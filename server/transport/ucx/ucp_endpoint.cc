@@ -38,7 +38,7 @@ void UcpEndpoint::OnSendDone(void* request, ucs_status_t, void* observer) {
 
 absl::Status UcpEndpoint::Send(std::span<const std::byte> message,
                                UcpSendObserver* observer) {
-  RETURN_IF_ERROR(status_);
+  if (!status_.ok()) return status_;
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_FLAGS |
                        UCP_OP_ATTR_FIELD_USER_DATA;

@@ -1,5 +1,7 @@
 #include "server/transport/ucx/ucp_worker.h"
 
+#include <ucs/config/global_opts.h>
+
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
@@ -15,6 +17,13 @@ absl::Status Modify(ucp_config_t* config, const char* name,
                     const std::string& value) {
   return UcxStatus(ucp_config_modify(config, name, value.c_str()),
                    absl::StrCat("UCX option ", name, "=", value));
+}
+
+// Every failure that UCX logs comes back as a status, and many are of a kind
+// that a peer can cause: only what ends the process is worth its own line.
+absl::Status QuietLog() {
+  return UcxStatus(ucs_global_opts_set_value("LOG_LEVEL", "fatal"),
+                   "UCX option LOG_LEVEL");
 }
 
 absl::Status Configure(ucp_config_t* config,
@@ -52,6 +61,7 @@ absl::StatusOr<std::unique_ptr<UcpWorker>> UcpWorker::Create(
 }
 
 absl::Status UcpWorker::Open(const Options& options) {
+  RETURN_IF_ERROR(QuietLog());
   ucp_config_t* config = nullptr;
   RETURN_IF_ERROR(
       UcxStatus(ucp_config_read(nullptr, nullptr, &config), "ucp_config_read"));
@@ -61,10 +71,10 @@ absl::Status UcpWorker::Open(const Options& options) {
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES;
   params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
-  RETURN_IF_ERROR(UcxStatus(
-      ucp_init(&params, config, &context_),
-      absl::StrCat("UCX with transports \"", options.transports,
-                   "\" on devices \"", options.devices, "\"")));
+  RETURN_IF_ERROR(
+      UcxStatus(ucp_init(&params, config, &context_),
+                absl::StrCat("UCX with transports \"", options.transports,
+                             "\" on devices \"", options.devices, "\"")));
 
   ucp_worker_params_t worker_params{};
   worker_params.field_mask =
@@ -74,14 +84,13 @@ absl::Status UcpWorker::Open(const Options& options) {
   RETURN_IF_ERROR(
       UcxStatus(ucp_worker_create(context_, &worker_params, &worker_),
                 "ucp_worker_create"));
-  RETURN_IF_ERROR(UcxStatus(ucp_worker_get_efd(worker_, &event_fd_),
-                            "ucp_worker_get_efd"));
+  RETURN_IF_ERROR(
+      UcxStatus(ucp_worker_get_efd(worker_, &event_fd_), "ucp_worker_get_efd"));
 
   ucp_am_handler_param_t handler{};
-  handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID |
-                       UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
-                       UCP_AM_HANDLER_PARAM_FIELD_CB |
-                       UCP_AM_HANDLER_PARAM_FIELD_ARG;
+  handler.field_mask =
+      UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
+      UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
   handler.id = kActiveMessageId;
   handler.flags = UCP_AM_FLAG_WHOLE_MSG;
   handler.cb = OnActiveMessage;
@@ -93,6 +102,16 @@ absl::Status UcpWorker::Open(const Options& options) {
 UcpWorker::~UcpWorker() {
   if (worker_ != nullptr) ucp_worker_destroy(worker_);
   if (context_ != nullptr) ucp_cleanup(context_);
+}
+
+void UcpWorker::Flush(absl::FunctionRef<bool()> keep_going) {
+  const ucp_request_param_t param{};
+  const ucs_status_ptr_t request = ucp_worker_flush_nbx(worker_, &param);
+  if (!UCS_PTR_IS_PTR(request)) return;
+  while (ucp_request_check_status(request) == UCS_INPROGRESS && keep_going()) {
+    Progress();
+  }
+  ucp_request_free(request);
 }
 
 absl::StatusOr<std::string> UcpWorker::Address() const {

@@ -14,6 +14,7 @@
 #include <span>
 #include <string>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
@@ -35,9 +36,9 @@ class UcpWorker {
     // Empty: UCX chooses. Between network namespaces of one machine it must
     // be set, otherwise UCX may find a way around the link.
     std::string devices;
-    // Messages up to this size travel as one piece, without a copy by UCX on
-    // the receiving side.
-    size_t segment_bytes = 512 << 10;
+    // Messages up to this size, UCX's headers included, travel as one piece
+    // and without a copy by UCX. At least 16 KiB.
+    size_t segment_bytes = 64 << 10;
   };
 
   // `receiver` outlives the worker.
@@ -52,6 +53,9 @@ class UcpWorker {
   // Becomes readable after Arm() when there is something to do.
   int event_fd() const { return event_fd_; }
   absl::StatusOr<std::string> Address() const;
+
+  // Brings what UCX has taken to the kernel, while `keep_going` says so.
+  void Flush(absl::FunctionRef<bool()> keep_going);
 
   // True if something was done.
   bool Progress() { return ucp_worker_progress(worker_) != 0; }

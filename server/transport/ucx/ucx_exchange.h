@@ -40,7 +40,7 @@ class UcxExchange final : public Exchange {
   PreparedExchange* const prepared_;
   const uint64_t id_;
   ExchangeObserver* const observer_;
-  uint64_t post_ = 0;  // 0: none
+  uint64_t post_ = 0;              // 0: none
   mutable ByteCounters counters_;  // as of the last look
 };
 

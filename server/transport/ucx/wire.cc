@@ -16,6 +16,8 @@
 namespace ballast::transport {
 namespace {
 
+// More than UCX's own headers take.
+constexpr size_t kUcxHeaderBytes = 1024;
 // Between two looks at what is to be sent.
 constexpr int kMaxProgressCalls = 16;
 // Messages given to UCX for one peer before the next one has its turn.
@@ -26,21 +28,22 @@ constexpr int kMaxSendsPerTurn = 8;
 // One peer's endpoint and the messages on their way to it.
 class Wire::Link {
  public:
-  Link(NodeRank node, int window, size_t slot_bytes) : node_(node) {
+  Link(NodeRank node, uint64_t connection, int window, size_t slot_bytes)
+      : node_(node), connection_(connection) {
     for (int i = 0; i < window; ++i) {
       slots_.push_back(std::make_unique<Slot>(slot_bytes));
     }
   }
 
   NodeRank node() const { return node_; }
+  uint64_t connection() const { return connection_; }
   absl::Status status() const {
     return endpoint_ == nullptr ? status_ : endpoint_->status();
   }
   bool is_idle() const {
-    return !frame_.is_busy &&
-           std::ranges::none_of(slots_, [](const auto& s) {
-             return s->is_busy;
-           });
+    return !frame_.is_busy && std::ranges::none_of(slots_, [](const auto& s) {
+      return s->is_busy;
+    });
   }
 
   void Open(UcpWorker* worker, const std::string& address) {
@@ -59,38 +62,39 @@ class Wire::Link {
       if (slot == nullptr || !status().ok()) break;
       size_t size = 0;
       const Protocol::Next next =
-          protocol->NextMessage(node_, !frame_.is_busy, slot->bytes, &size,
-                                &frame_.message);
+          protocol->NextMessage(node_, connection_, !frame_.is_busy,
+                                slot->bytes, &size, &frame_.message);
       if (next == Protocol::Next::kClose) return std::nullopt;
       if (next == Protocol::Next::kNothing) break;
       did_send = true;
-      // An error shows in status().
       if (next == Protocol::Next::kFrame) {
-        frame_.is_busy = true;
-        endpoint_->Send(std::as_bytes(std::span(frame_.message)), &frame_)
-            .IgnoreError();
+        Send(std::as_bytes(std::span(frame_.message)), &frame_);
       } else {
-        slot->is_busy = true;
-        endpoint_->Send(std::span(slot->bytes).first(size), slot)
-            .IgnoreError();
+        Send(std::span(slot->bytes).first(size), slot);
       }
     }
     return did_send;
   }
 
  private:
-  struct Slot final : UcpSendObserver {
-    explicit Slot(size_t size) : bytes(size) {}
+  struct Buffer : UcpSendObserver {
     void OnSent() override { is_busy = false; }
-    std::vector<std::byte> bytes;
     bool is_busy = false;
+  };
+  struct Slot final : Buffer {
+    explicit Slot(size_t size) : bytes(size) {}
+    std::vector<std::byte> bytes;
   };
   // One at a time keeps frames in order.
-  struct Frame final : UcpSendObserver {
-    void OnSent() override { is_busy = false; }
+  struct Frame final : Buffer {
     std::string message;
-    bool is_busy = false;
   };
+
+  void Send(std::span<const std::byte> message, Buffer* buffer) {
+    buffer->is_busy = true;
+    // The error shows in status(), the buffer was not taken.
+    if (!endpoint_->Send(message, buffer).ok()) buffer->is_busy = false;
+  }
 
   Slot* FreeSlot() {
     const auto it = std::ranges::find_if(
@@ -99,14 +103,14 @@ class Wire::Link {
   }
 
   const NodeRank node_;
+  const uint64_t connection_;
   absl::Status status_;
   std::vector<std::unique_ptr<Slot>> slots_;
   Frame frame_;
   std::unique_ptr<UcpEndpoint> endpoint_;  // last: closing tells the slots
 };
 
-Wire::Wire(const Options& options, Protocol* protocol,
-           const base::Clock* clock)
+Wire::Wire(const Options& options, Protocol* protocol, const base::Clock* clock)
     : options_(options), protocol_(protocol), clock_(clock) {}
 
 absl::StatusOr<std::unique_ptr<Wire>> Wire::Create(const Options& options,
@@ -118,8 +122,9 @@ absl::StatusOr<std::unique_ptr<Wire>> Wire::Create(const Options& options,
   UcpWorker::Options worker_options;
   worker_options.transports = options.transports;
   worker_options.devices = options.devices;
-  // And what UCX's own headers take.
-  worker_options.segment_bytes = protocol->max_message_bytes() + 1024;
+  worker_options.segment_bytes =
+      std::max(worker_options.segment_bytes,
+               protocol->max_message_bytes() + kUcxHeaderBytes);
   ASSIGN_OR_RETURN(wire->worker_,
                    UcpWorker::Create(worker_options, wire.get()));
   ASSIGN_OR_RETURN(wire->address_, wire->worker_->Address());
@@ -131,10 +136,10 @@ Wire::~Wire() {
   worker_.reset();  // gives back what the retired links still lend
 }
 
-void Wire::Connect(NodeRank node, std::string address) {
+void Wire::Connect(NodeRank node, uint64_t connection, std::string address) {
   {
     base::MutexLock lock(&mutex_);
-    commands_.push_back({node, std::move(address)});
+    commands_.push_back({node, connection, std::move(address)});
   }
   Wake();
 }
@@ -158,8 +163,9 @@ void Wire::RunCommands() {
   for (Command& command : commands) {
     std::unique_ptr<Link>& link = links_[command.node];
     if (link != nullptr) Retire(std::move(link));
-    link = std::make_unique<Link>(command.node, options_.window,
-                                  protocol_->max_message_bytes());
+    link =
+        std::make_unique<Link>(command.node, command.connection,
+                               options_.window, protocol_->max_message_bytes());
     link->Open(worker_.get(), command.address);
   }
 }
@@ -183,7 +189,8 @@ bool Wire::Pump() {
     Link* const link = it->second.get();
     const std::optional<bool> did_send = link->Pump(protocol_);
     if (!link->status().ok()) {
-      protocol_->OnConnectionFailed(link->node(), link->status());
+      protocol_->OnConnectionFailed(link->node(), link->connection(),
+                                    link->status());
     } else if (did_send.has_value()) {
       did_something |= *did_send;
       ++it;
@@ -217,11 +224,11 @@ void Wire::WaitFor(absl::Duration max_wait) {
   const absl::Duration wait =
       std::clamp(std::min(max_wait, next_tick_ - clock_->Now()),
                  absl::ZeroDuration(), absl::Seconds(1));
-  std::array<pollfd, 2> fds = {{{worker_->event_fd(), POLLIN, 0},
-                                {wake_.get(), POLLIN, 0}}};
+  std::array<pollfd, 2> fds = {
+      {{worker_->event_fd(), POLLIN, 0}, {wake_.get(), POLLIN, 0}}};
   poll(fds.data(), fds.size(),
-       static_cast<int>(absl::ToInt64Milliseconds(
-           absl::Ceil(wait, absl::Milliseconds(1)))));
+       static_cast<int>(
+           absl::ToInt64Milliseconds(absl::Ceil(wait, absl::Milliseconds(1)))));
   if (fds[1].revents != 0) {
     uint64_t count;
     [[maybe_unused]] const ssize_t size =
@@ -241,6 +248,7 @@ void Wire::Drain() {
     did_something |= Pump();
     if (!did_something && !is_idle()) WaitFor(end - clock_->Now());
   }
+  worker_->Flush([&] { return clock_->Now() < end; });
 }
 
 }  // namespace ballast::transport

@@ -8,12 +8,13 @@
 // Waits on UCX's event fd and a wake fd, at most until the protocol's next
 // tick; never spins.
 //
-// Threading: Connect, Disconnect and Wake from any thread; all else confined
+// Threading: Connect and Wake from any thread; all else confined
 // to the thread that makes progress, which may change while nothing runs.
 #ifndef SERVER_TRANSPORT_UCX_WIRE_H_
 #define SERVER_TRANSPORT_UCX_WIRE_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
@@ -54,9 +55,9 @@ class Wire final : public UcpReceiver {
 
   const std::string& address() const { return address_; }
 
-  // Replaces the endpoint of `node`, if there is one. `address` is that of
-  // the peer's wire.
-  void Connect(NodeRank node, std::string address);
+  // Makes `connection` of the protocol: to the wire of this address, in place
+  // of the one to `node` that there may be.
+  void Connect(NodeRank node, uint64_t connection, std::string address);
   // Makes RunOnce return.
   void Wake();
 
@@ -69,6 +70,7 @@ class Wire final : public UcpReceiver {
   class Link;
   struct Command {
     NodeRank node;
+    uint64_t connection;
     std::string address;
   };
 
