@@ -2,7 +2,8 @@
 // engine, collective and optimizer meet. It decides nothing about steps; it
 // orders the life of the job.
 //
-//   all workers ready -> Join -> View -> collective of the generation
+//   all workers ready -> links to the other nodes -> Join -> View ->
+//     collective of the generation
 //     -> initial weights from node 0 to all -> masters -> engine starts
 //   Abort -> collective cancelled -> collective of the next generation ->
 //   starts end   -> engine stopped, collective cancelled, updates done ->
@@ -17,18 +18,21 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "kernels/kernels.h"
+#include "proto/admin.pb.h"
 #include "proto/peer.pb.h"
 #include "server/base/clock.h"
 #include "server/base/compute_pool.h"
 #include "server/base/executor.h"
 #include "server/base/ids.h"
 #include "server/collective/collective.h"
+#include "server/daemon/peer_plane.h"
 #include "server/device/device.h"
 #include "server/engine/job_engine.h"
 #include "server/engine/ports.h"
@@ -39,7 +43,6 @@
 #include "server/session/local_job.h"
 #include "server/session/session.h"
 #include "server/transport/peer_link.h"
-#include "server/transport/transport.h"
 
 namespace ballast::daemon {
 
@@ -59,8 +62,7 @@ struct JobRuntimeParts {
   base::ComputePool* pool = nullptr;
   device::Device* device = nullptr;
   const kernels::Kernels* kernels = nullptr;
-  transport::Transport* transport = nullptr;     // null with one node
-  transport::PeerLink* peer_link = nullptr;      // null with one node
+  PeerPlane* peers = nullptr;                    // null with one node
   std::shared_ptr<metrics::JobMetrics> metrics;  // shared with the scrape
   int buckets_in_flight = 8;
   absl::Duration join_timeout = absl::InfiniteDuration();
@@ -72,6 +74,7 @@ class JobRuntime final : public session::JobObserver,
                          public engine::MemberPort,
                          public membership::MembershipObserver,
                          public membership::FramePort,
+                         public transport::PeerLinkObserver,
                          public optimizer::UpdateObserver,
                          public collective::CollectiveObserver {
  public:
@@ -85,18 +88,18 @@ class JobRuntime final : public session::JobObserver,
   // job's memory; this may be deleted then.
   void Stop(const absl::Status& why, absl::AnyInvocable<void() &&> done);
 
-  // A frame that names this job.
-  void OnFrame(NodeRank from, const v1::PeerFrame& frame);
-
   const session::LocalJob& job() const { return *parts_.job; }
   const engine::JobEngine& engine() const { return *engine_; }
   optimizer::ShardState& state() const { return *state_; }
   Generation generation() const { return membership_->generation(); }
   absl::Time last_progress() const { return last_progress_; }
-  // Whom or what the job waits for, in words; empty if for nobody.
-  std::string WaitingFor() const;
+  // The nodes of a job of several, by node rank.
+  std::vector<v1::PeerNode> Nodes() const;
+  // Peers of this node by state; for metrics.
+  int CountPeers(PeerState state) const;
 
   // session::JobObserver
+  std::string WaitingFor() const override;
   void OnAllReady() override;
   void OnPushed(LocalRank rank, BucketId bucket) override;
   void OnStepInput(LocalRank rank, std::span<const proto::GroupValues> groups,
@@ -119,6 +122,8 @@ class JobRuntime final : public session::JobObserver,
   void OnCommit(const v1::Commit& commit) override;
   void OnAbort(const v1::Abort& abort) override;
   void OnEnded(absl::Status why) override;
+  // transport::PeerLinkObserver
+  void OnFrame(NodeRank from, std::string frame) override;
   // membership::FramePort
   void Send(NodeRank to, const v1::PeerFrame& frame) override;
   // optimizer::UpdateObserver
@@ -135,6 +140,12 @@ class JobRuntime final : public session::JobObserver,
   v1::Join MakeJoin() const;
   absl::Status MakeCollective(Generation generation);
   void CancelCollective(absl::AnyInvocable<void() &&> then);
+  void OpenLinks();
+  void OnLinks(absl::StatusOr<std::unique_ptr<JobLinks>> links);
+  void ArmWatch();
+  void WatchPeers();
+  void TellNote();
+  std::string OwnWaitingFor() const;
   void StartFirst();
   void Fail(const absl::Status& why);
   void BeginStop();
@@ -147,7 +158,13 @@ class JobRuntime final : public session::JobObserver,
   std::unique_ptr<optimizer::Optimizer> optimizer_;
   std::unique_ptr<engine::JobEngine> engine_;
   std::unique_ptr<membership::Membership> membership_;
+  std::unique_ptr<Opening> opening_;  // until there are links
+  std::unique_ptr<JobLinks> links_;   // outlive the collective
   std::unique_ptr<collective::Collective> collective_;  // of the generation
+  std::vector<std::string> notes_;  // what the nodes wait for, by node rank
+  std::string told_note_;
+  base::TimerId watch_ = 0;
+  int64_t dropped_frames_ = 0;
   Generation generation_;
   Step first_step_;
   bool has_joined_ = false;

@@ -41,7 +41,8 @@ const std::vector<FamilyInfo>& Table() {
        .labels =
            {{"method",
              {"GetServerInfo", "Attach", "Begin", "Detach", "Close", "GetStats",
-              "Version", "Status", "ListJobs", "GetJob", "Drain"}},
+              "Version", "Status", "ListJobs", "GetJob", "Drain",
+              "Rendezvous"}},
             {"code",
              {"OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT",
               "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",

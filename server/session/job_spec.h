@@ -24,6 +24,7 @@ struct JobSpec {
   double gradient_clipping = 0;                  // global norm; 0: off
   uint64_t bucket_bytes = 0;                     // 0: the daemon's default
   absl::Duration hold = absl::ZeroDuration();    // zero: the daemon's default
+  std::string coordinator;  // host:port of node 0; empty: the daemon's default
 };
 
 struct Placement {

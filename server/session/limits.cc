@@ -170,6 +170,10 @@ std::string Difference(const JobSpec& job, const JobSpec& other) {
     return Differs("exchange", base::Quoted(job.exchange),
                    base::Quoted(other.exchange));
   }
+  if (job.coordinator != other.coordinator) {
+    return Differs("coordinator", base::Quoted(job.coordinator),
+                   base::Quoted(other.coordinator));
+  }
   if (job.bucket_bytes != other.bucket_bytes) {
     return Differs("bucket_bytes", absl::StrCat(job.bucket_bytes),
                    absl::StrCat(other.bucket_bytes));
