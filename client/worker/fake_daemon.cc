@@ -92,6 +92,7 @@ void FakeDaemon::Accept() {
   welcome.header = {proto::kHandleMagic, proto::HandleMessageKind::kWelcome};
   welcome.version = proto::kHandleVersion;
   for (uint8_t i = 0; i < sizeof(welcome.key); ++i) welcome.key[i] = i;
+  base::MutexLock lock(&mutex_);
   handle_ = std::move(peer);
   grpc::AddInsecureChannelFromFd(server_.get(), ends[0]);
   const int fds[] = {theirs.get()};
@@ -112,14 +113,16 @@ absl::Status FakeDaemon::MakeSegments(const v1::AttachRequest& request) {
                    base::Segment::Create("gradients", kTensorBytes * tensors));
   ASSIGN_OR_RETURN(initial_,
                    base::Segment::Create("initial", kTensorBytes * tensors));
-  auto& header = *at<proto::ControlBlockHeader>(0);
+  std::byte* const block = control_.bytes().data();
+  auto& header = *reinterpret_cast<proto::ControlBlockHeader*>(block);
   header.magic = proto::kControlBlockMagic;
   header.version = proto::kControlBlockVersion;
   header.num_buckets = num_buckets_;
   header.num_groups = 1;
   header.size_bytes = layout_.size_bytes;
-  Open(proto::SequenceWord(script_.begin.generation(),
-                           script_.begin.open_step()));
+  reinterpret_cast<proto::DaemonArea*>(block + layout_.daemon_area_offset)
+      ->open = proto::SequenceWord(script_.begin.generation(),
+                                   script_.begin.open_step());
   return absl::OkStatus();
 }
 
@@ -159,6 +162,7 @@ grpc::Status FakeDaemon::Attach(grpc::ServerContext* context,
   if (!KeyFits(*context)) {
     return grpc::Status(grpc::StatusCode::UNAUTHENTICATED, "wrong key");
   }
+  base::MutexLock lock(&mutex_);
   if (absl::Status status = MakeSegments(*request); !status.ok()) {
     return ToGrpc(status);
   }
