@@ -42,6 +42,7 @@ v1::StatusReply Control::Status() {
       absl::ToDoubleSeconds(parts_.clock->Now() - started_));
   reply.set_address(addresses_.workers);
   reply.set_metrics_address(addresses_.http);
+  reply.set_peer_address(addresses_.peer);
   for (v1::JobSummary& job : parts_.node->Jobs()) {
     *reply.add_jobs() = std::move(job);
   }
@@ -78,6 +79,13 @@ void Control::RefreshMetrics() {
     series->gauge(Family::kClientSessions)->Set(job->num_attached());
     series->gauge(Family::kSharedBufferBytes, {"memfd"})
         ->Set(static_cast<double>(job->segment_bytes()));
+    const JobRuntime* const runtime = parts_.node->Find(series->job_id());
+    if (runtime == nullptr) continue;
+    for (const PeerState state :
+         {PeerState::kConnecting, PeerState::kReady, PeerState::kFailed}) {
+      series->gauge(Family::kPeers, {Name(state)})
+          ->Set(runtime->CountPeers(state));
+    }
   }
 }
 

@@ -14,8 +14,11 @@
 namespace ballast::daemon {
 namespace {
 
+using metrics::Family;
+
 // How often links are looked at, and other nodes are told.
 constexpr absl::Duration kWatchInterval = absl::Milliseconds(500);
+constexpr absl::Duration kLastWord = absl::Milliseconds(300);
 // Of what other nodes say; it goes into texts.
 constexpr size_t kMaxNoteBytes = 300;
 
@@ -71,7 +74,8 @@ JobRuntime::JobRuntime(JobRuntimeParts parts)
       alive_(std::make_shared<int>(0)) {}
 
 JobRuntime::~JobRuntime() {
-  if (watch_ != 0) parts_.executor->Cancel(watch_);
+  parts_.executor->Cancel(watch_);
+  parts_.executor->Cancel(fail_timer_);
 }
 
 absl::Status JobRuntime::Initialize() {
@@ -148,6 +152,15 @@ void JobRuntime::OnLinks(absl::StatusOr<std::unique_ptr<JobLinks>> links) {
   opening_.reset();
   if (!links.ok()) return Fail(links.status());
   links_ = *std::move(links);
+  TimedTransport::Histograms histograms;
+  if (parts_.metrics != nullptr) {
+    histograms[collective::kReducePhase] =
+        parts_.metrics->histogram(Family::kExchangeDuration, {"reduce"});
+    histograms[collective::kPublishPhase] =
+        parts_.metrics->histogram(Family::kExchangeDuration, {"publish"});
+  }
+  transport_ = std::make_unique<TimedTransport>(
+      links_->transport(), parts_.clock, std::move(histograms));
   links_->peer_link()->SetObserver(this);
   membership_->Join(MakeJoin());
   ArmWatch();
@@ -222,7 +235,10 @@ void JobRuntime::Aborted(Step step, Generation next, const absl::Status& why) {
 
 void JobRuntime::CastVote(const v1::Vote& vote) { membership_->CastVote(vote); }
 
-void JobRuntime::Leave(const absl::Status& why) { Fail(why); }
+void JobRuntime::Leave(const absl::Status& why) {
+  if (num_nodes_ == 1) return Fail(why);
+  FailSoon(why);
+}
 
 void JobRuntime::Send(NodeRank to, const v1::PeerFrame& frame) {
   if (links_ == nullptr) return;
@@ -258,10 +274,11 @@ void JobRuntime::WatchPeers() {
     if (NodeRank(n) == parts_.job->node()) continue;
     absl::Status why;
     if (links_->StateOf(NodeRank(n), &why) != PeerState::kFailed) continue;
-    // A node that closed the job and went is not lost: the coordinator's
-    // word, or its silence, ends what is left.
-    if (stopped_) continue;
-    return Fail(why);
+    if (!stopped_) return FailSoon(why);
+    // The workers here have closed the job: nothing is owed to anyone.
+    membership_->Leave(why);
+    has_ended_ = true;
+    return BeginStop();
   }
   TellNote();
 }
@@ -358,7 +375,7 @@ absl::Status JobRuntime::MakeCollective(Generation generation) {
   parts.kernels = parts_.kernels;
   parts.pool = parts_.pool;
   parts.device = parts_.device;
-  parts.transport = links_ != nullptr ? links_->transport() : nullptr;
+  parts.transport = transport_.get();
   for (int l = 0; l < job->local_world_size(); ++l) {
     parts.gradients.push_back(job->gradients(LocalRank(l)));
   }
@@ -389,6 +406,16 @@ void JobRuntime::Fail(const absl::Status& why) {
   Post([this, why] { parts_.host->FailJob(parts_.job, why); });
 }
 
+// A node that ends the job says why, and then its links break: its word, by
+// way of the coordinator, is the better reason and may come a little later.
+void JobRuntime::FailSoon(const absl::Status& why) {
+  if (fail_timer_ != 0) return;
+  fail_timer_ = parts_.executor->PostAfter(kLastWord, [this, why] {
+    fail_timer_ = 0;
+    parts_.host->FailJob(parts_.job, why);
+  });
+}
+
 void JobRuntime::Stop(const absl::Status& why,
                       absl::AnyInvocable<void() &&> done) {
   stopped_ = std::move(done);
@@ -404,6 +431,7 @@ void JobRuntime::BeginStop() {
   if (is_stopping_) return;
   is_stopping_ = true;
   opening_.reset();
+  parts_.executor->Cancel(watch_);
   engine_->Stop();
   if (collective_ != nullptr && !is_cancelling_) {
     CancelCollective([] {});

@@ -33,6 +33,7 @@
 #include "server/base/ids.h"
 #include "server/collective/collective.h"
 #include "server/daemon/peer_plane.h"
+#include "server/daemon/timed_transport.h"
 #include "server/device/device.h"
 #include "server/engine/job_engine.h"
 #include "server/engine/ports.h"
@@ -148,6 +149,7 @@ class JobRuntime final : public session::JobObserver,
   std::string OwnWaitingFor() const;
   void StartFirst();
   void Fail(const absl::Status& why);
+  void FailSoon(const absl::Status& why);
   void BeginStop();
   void FinishStopIfQuiet();
   void Post(absl::AnyInvocable<void() &&> fn);
@@ -158,12 +160,14 @@ class JobRuntime final : public session::JobObserver,
   std::unique_ptr<optimizer::Optimizer> optimizer_;
   std::unique_ptr<engine::JobEngine> engine_;
   std::unique_ptr<membership::Membership> membership_;
-  std::unique_ptr<Opening> opening_;  // until there are links
-  std::unique_ptr<JobLinks> links_;   // outlive the collective
+  std::unique_ptr<Opening> opening_;           // until there are links
+  std::unique_ptr<JobLinks> links_;            // outlive the collective
+  std::unique_ptr<TimedTransport> transport_;  // over the links'
   std::unique_ptr<collective::Collective> collective_;  // of the generation
   std::vector<std::string> notes_;  // what the nodes wait for, by node rank
   std::string told_note_;
   base::TimerId watch_ = 0;
+  base::TimerId fail_timer_ = 0;
   int64_t dropped_frames_ = 0;
   Generation generation_;
   Step first_step_;

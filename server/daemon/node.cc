@@ -71,8 +71,7 @@ Node::~Node() {
 absl::StatusOr<session::JobObserver*> Node::StartJob(session::LocalJob* job) {
   const std::string& name = job->spec().name;
   if (job->layout().topology().num_nodes > 1) {
-    RETURN_IF_ERROR(
-        leaves_.peers->Check(job->node(), job->spec().coordinator));
+    RETURN_IF_ERROR(leaves_.peers->Check(job->node(), job->spec().coordinator));
   }
   JobRuntimeParts parts;
   parts.job = job;

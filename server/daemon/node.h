@@ -52,8 +52,7 @@ struct NodeOptions {
   absl::Duration peer_timeout = absl::Seconds(30);
 };
 
-class Node final : public session::JobHost,
-                   public JobRuntimeHost {
+class Node final : public session::JobHost, public JobRuntimeHost {
  public:
   Node(const Leaves& leaves, const NodeOptions& options);
   ~Node() override;

@@ -47,4 +47,26 @@ session::Options SessionOptions(const v1::Config& config) {
   return options;
 }
 
+absl::Duration PeerTimeout(const v1::Config& config) {
+  return ParseDuration(config.transport().peer_timeout())
+      .value_or(absl::Seconds(30));
+}
+
+UcxPeerPlane::Options PeerPlaneOptions(const v1::Config& config) {
+  const v1::TransportConfig& transport = config.transport();
+  UcxPeerPlane::Options options;
+  options.node_name = config.node().name();
+  options.coordinator = config.node().coordinator();
+  options.ucx.wire.transports = transport.ucx_tls();
+  options.ucx.wire.devices = transport.ucx_devices();
+  options.ucx.protocol.exchanges.chunk_bytes =
+      static_cast<uint32_t>(transport.chunk_bytes());
+  options.ucx.protocol.connect_timeout =
+      ParseDuration(transport.connect_timeout()).value_or(absl::Seconds(20));
+  options.ucx.protocol.peer_timeout = PeerTimeout(config);
+  options.ucx.protocol.ping_interval =
+      std::min(absl::Seconds(1), PeerTimeout(config) / 4);
+  return options;
+}
+
 }  // namespace ballast::daemon

@@ -165,9 +165,9 @@ class UcxOpening final : public Opening {
             "node 0 at ", address_, " does not list the nodes in order"));
       }
       if (n == request_.node()) continue;
-      RETURN_IF_ERROR(transport_->Connect(
-          NodeRank(n), reply.members(n).endpoint(),
-          Incarnation(reply.members(n).incarnation())));
+      RETURN_IF_ERROR(
+          transport_->Connect(NodeRank(n), reply.members(n).endpoint(),
+                              Incarnation(reply.members(n).incarnation())));
     }
     members_ = reply;
     return absl::OkStatus();

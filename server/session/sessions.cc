@@ -367,10 +367,9 @@ void Sessions::OnTimer(const std::string& name) {
                               absl::FormatDuration(options_.join_timeout), ": ",
                               missing.empty() ? "no first weights" : missing)));
   } else if (job->local->num_missing() > 0) {
-    End(job, absl::UnavailableError(
-                 absl::StrCat("job ", base::Quoted(name),
-                              " was held as long as it may be: ",
-                              job->local->Missing())));
+    End(job, absl::UnavailableError(absl::StrCat(
+                 "job ", base::Quoted(name),
+                 " was held as long as it may be: ", job->local->Missing())));
   }
 }
 

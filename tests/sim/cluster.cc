@@ -33,8 +33,9 @@ Cluster::Daemon::Daemon(Cluster* cluster, int rank)
   if (scenario.nodes > 1) {
     transport = *cluster->network_.AddNode(NodeRank(rank), &process);
     peer_link = *cluster->peers_.AddNode(NodeRank(rank), &process);
-    leaves.transport = transport.get();
-    leaves.peer_link = peer_link.get();
+    peers = std::make_unique<SimPeerPlane>(&process, transport.get(),
+                                           peer_link.get());
+    leaves.peers = peers.get();
   }
   daemon::NodeOptions options;
   options.sessions.join_timeout = scenario.join_timeout;

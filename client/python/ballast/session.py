@@ -72,7 +72,7 @@ class Session:
       address: the daemon's handle socket. Default: BALLAST_ADDRESS, else
         unix:///run/ballast/ballastd.sock.
       coordinator: host:port of node 0's peer plane (BALLAST_COORDINATOR);
-        checked, and not needed by a job of one node.
+        default: the daemon's. Node 0 and jobs of one node need none.
       token: what the daemon asks for (default: content of
         BALLAST_TOKEN_FILE, less its last line end).
       timeout: seconds that opening, step() and wait() may block.
@@ -142,6 +142,8 @@ class Session:
                                              "connect_timeout"),
             optimizer={"name": name,
                        "groups": [g.flat() for g in self.param_groups]})
+        if self.coordinator:
+            options["coordinator"] = self.coordinator
         if tenant is not None:
             options["tenant"] = _names.check_job_name(tenant, "tenant")
         if bucket_bytes is not None:
