@@ -160,8 +160,9 @@ std::optional<Failure> ControlView::FailureAfter(uint32_t seen) const {
 
 void ControlView::StoreInput(uint64_t word, std::span<const GroupValues> groups,
                              std::string_view cursor) {
-  std::memcpy(groups_, groups.data(), groups.size_bytes());
-  std::memcpy(cursor_, cursor.data(), cursor.size());
+  std::copy(groups.begin(), groups.end(), groups_);
+  const auto bytes = std::as_bytes(std::span(cursor));
+  std::copy(bytes.begin(), bytes.end(), cursor_);  // may be empty
   __atomic_store_n(&worker_->cursor_bytes, static_cast<uint32_t>(cursor.size()),
                    __ATOMIC_RELAXED);
   worker_->step_input.store(word, std::memory_order_release);

@@ -74,11 +74,8 @@ absl::StatusOr<std::unique_ptr<WorkerDoor>> WorkerDoor::Open(
 
 void WorkerDoor::OnWorker(std::unique_ptr<ipc::WorkerLink> link,
                           base::UniqueFd control_fd) {
-  auto session_link = std::make_unique<session::HandleLink>(
+  session::HandleLink::Connect(
       std::move(link), Incarnation(parts_.random->Next()), parts_.sessions);
-  session::HandleLink* const raw = session_link.get();
-  parts_.sessions->OnConnected(raw->key(), std::move(session_link));
-  raw->Start();
   parts_.server->AddConnection(std::move(control_fd));
 }
 

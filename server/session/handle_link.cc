@@ -16,6 +16,15 @@ HandleLink::HandleLink(std::unique_ptr<ipc::WorkerLink> link,
       sessions_(sessions),
       link_(std::move(link)) {}
 
+void HandleLink::Connect(std::unique_ptr<ipc::WorkerLink> link,
+                         Incarnation incarnation, Sessions* sessions) {
+  auto owned = std::unique_ptr<HandleLink>(
+      new HandleLink(std::move(link), incarnation, sessions));
+  HandleLink* const self = owned.get();
+  self->connection_ = sessions->OnConnected(self->key_, std::move(owned));
+  self->link_->Start(self);
+}
+
 absl::Status HandleLink::SendSegment(proto::SegmentKind kind,
                                      const device::SharedBuffer& buffer) {
   const base::Access access = kind == proto::SegmentKind::kWeights
@@ -27,7 +36,9 @@ absl::Status HandleLink::SendSegment(proto::SegmentKind kind,
 
 void HandleLink::Close(const absl::Status&) { link_->Close(); }
 
-void HandleLink::OnDoorbell(ipc::WorkerLink*) { sessions_->OnDoorbell(key_); }
+void HandleLink::OnDoorbell(ipc::WorkerLink*) {
+  sessions_->OnDoorbell(connection_);
+}
 
 void HandleLink::OnLost(ipc::WorkerLink*, const absl::Status& reason) {
   const Sessions::Key key = key_;  // this may be deleted meanwhile

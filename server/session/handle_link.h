@@ -1,10 +1,7 @@
 // A worker's connection for the sessions, over its handle socket: hands out
 // segments one way, doorbells and the end the other.
 //
-//   auto link = std::make_unique<HandleLink>(std::move(ipc_link), id, &s);
-//   HandleLink* const raw = link.get();
-//   s.OnConnected(raw->key(), std::move(link));
-//   raw->Start();
+//   HandleLink::Connect(std::move(ipc_link), incarnation, &sessions);
 //
 // Threading: control thread only. Owns the ipc link; the sessions own this.
 #ifndef SERVER_SESSION_HANDLE_LINK_H_
@@ -21,11 +18,9 @@ namespace ballast::session {
 
 class HandleLink final : public WorkerLink, public ipc::WorkerLinkObserver {
  public:
-  HandleLink(std::unique_ptr<ipc::WorkerLink> link, Incarnation incarnation,
-             Sessions* sessions);
-
-  const Sessions::Key& key() const { return key_; }
-  void Start() { link_->Start(this); }
+  // Introduces the worker to the sessions, which keep the link.
+  static void Connect(std::unique_ptr<ipc::WorkerLink> link,
+                      Incarnation incarnation, Sessions* sessions);
 
   const WorkerIdentity& identity() const override { return identity_; }
   absl::Status SendSegment(proto::SegmentKind kind,
@@ -37,9 +32,13 @@ class HandleLink final : public WorkerLink, public ipc::WorkerLinkObserver {
   void OnLost(ipc::WorkerLink* link, const absl::Status& reason) override;
 
  private:
+  HandleLink(std::unique_ptr<ipc::WorkerLink> link, Incarnation incarnation,
+             Sessions* sessions);
+
   const WorkerIdentity identity_;
   const Sessions::Key key_;
   Sessions* const sessions_;
+  Sessions::Connection* connection_ = nullptr;
   const std::unique_ptr<ipc::WorkerLink> link_;
 };
 

@@ -22,6 +22,13 @@ std::string_view ReapCause(const absl::Status& why) {
 
 }  // namespace
 
+struct Sessions::Connection {
+  std::unique_ptr<WorkerLink> link;
+  Job* job = nullptr;
+  LocalRank rank;
+  base::TimerId begin_timer = 0;
+};
+
 Sessions::Sessions(Options options, device::Device* device,
                    base::Executor* executor, JobHost* host)
     : options_(std::move(options)),
@@ -44,16 +51,23 @@ void Sessions::Log(const Parts&... parts) const {
 
 // ---- Connections. ----
 
-void Sessions::OnConnected(Key key, std::unique_ptr<WorkerLink> link) {
+Sessions::Connection* Sessions::OnConnected(Key key,
+                                            std::unique_ptr<WorkerLink> link) {
   auto connection = std::make_unique<Connection>();
   connection->link = std::move(link);
+  Connection* const result = connection.get();
   connections_[std::move(key)] = std::move(connection);
+  return result;
+}
+
+void Sessions::OnDoorbell(Connection* connection) {
+  if (connection->job == nullptr) return;
+  connection->job->local->OnDoorbell(connection->rank);
 }
 
 void Sessions::OnDoorbell(const Key& key) {
-  const auto connection = LookupAttached(key);
-  if (!connection.ok()) return;
-  (*connection)->job->local->OnDoorbell((*connection)->rank);
+  const auto connection = Lookup(key);
+  if (connection.ok()) OnDoorbell(*connection);
 }
 
 void Sessions::OnDisconnected(const Key& key, const absl::Status& why) {

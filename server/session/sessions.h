@@ -71,7 +71,10 @@ class Sessions {
   Sessions& operator=(const Sessions&) = delete;
 
   // ---- Connections (handle socket). ----
-  void OnConnected(Key key, std::unique_ptr<WorkerLink> link);
+  struct Connection;
+  // The result lives as long as the link: for doorbells, without a look-up.
+  Connection* OnConnected(Key key, std::unique_ptr<WorkerLink> link);
+  void OnDoorbell(Connection* connection);
   void OnDoorbell(const Key& key);
   // The lease ended from the outside; the link is deleted.
   void OnDisconnected(const Key& key, const absl::Status& why);
@@ -109,13 +112,6 @@ class Sessions {
     base::TimerId timer = 0;  // join timeout, then hold
     bool is_ending = false;
   };
-  struct Connection {
-    std::unique_ptr<WorkerLink> link;
-    Job* job = nullptr;
-    LocalRank rank;
-    base::TimerId begin_timer = 0;
-  };
-
   absl::StatusOr<Connection*> Lookup(const Key& key);
   absl::StatusOr<Connection*> LookupAttached(const Key& key);
   absl::Status CheckRequest(const AttachRequest& request) const;

@@ -226,12 +226,17 @@ TEST_F(SessionsTest, DrainRefusesNewWorkersAndTellsTheOthers) {
   EXPECT_TRUE(processes_["job/0"].is_closed);
 }
 
+Options Bounded() {
+  Options options;
+  options.limits.max_jobs = 2;
+  options.limits.max_job_bytes = 1 << 20;
+  options.limits.max_total_bytes = 3 << 19;
+  return options;
+}
+
 class BoundedSessionsTest : public SessionsTest {
  protected:
-  BoundedSessionsTest()
-      : SessionsTest({.limits = {.max_jobs = 2,
-                                 .max_job_bytes = 1 << 20,
-                                 .max_total_bytes = 3 << 19}}) {}
+  BoundedSessionsTest() : SessionsTest(Bounded()) {}
 };
 
 TEST_F(BoundedSessionsTest, RefusesBeforeItAllocates) {  // I26

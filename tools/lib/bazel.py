@@ -9,8 +9,10 @@ import hashlib
 import json
 import os
 import shlex
+import signal
 import subprocess
-from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence
+from typing import (Callable, Dict, Iterator, List, NamedTuple, Optional,
+                    Sequence)
 from urllib.parse import unquote, urlparse
 
 
@@ -35,6 +37,27 @@ class Bazel:
 
     def run(self, command: str, arguments: Sequence[str], **options):
         """Runs ``bazel COMMAND ARGUMENTS``; a subprocess.run."""
+        return subprocess.run(self._argv(command, arguments), cwd=self.root,
+                              stdin=subprocess.DEVNULL, check=False, **options)
+
+    def lines(self, command: str, arguments: Sequence[str],
+              each: Callable[[str], None]) -> int:
+        """The same, handing over every line of output as it comes; the exit
+        code. An exception cancels the command."""
+        with subprocess.Popen(
+                self._argv(command, arguments), cwd=self.root,
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT, text=True,
+                errors="replace") as process:
+            try:
+                for line in process.stdout:
+                    each(line.rstrip("\n"))
+            except BaseException:
+                process.send_signal(signal.SIGINT)
+                raise
+        return process.returncode
+
+    def _argv(self, command: str, arguments: Sequence[str]) -> List[str]:
         argv = ["bazel"]
         if self._base:
             argv.append("--output_base=" + self._base)
@@ -43,8 +66,7 @@ class Bazel:
             argv.append("--symlink_prefix=/")  # the tree's links are not ours
         if command in ("build", "test", "info"):
             argv += self._flags
-        return subprocess.run(argv + list(arguments), cwd=self.root,
-                              stdin=subprocess.DEVNULL, check=False, **options)
+        return argv + list(arguments)
 
     def query(self, expression: str, output: str = "label") -> str:
         """The answer of ``bazel query``; raises RuntimeError if it fails."""

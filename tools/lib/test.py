@@ -3,7 +3,6 @@
 import argparse
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,6 +26,11 @@ _CHATTER = ("There were tests whose specified size", "Executed ",
 
 def _say(text: str) -> None:
     print(text, flush=True)
+
+
+def _say_unless_chatter(line: str) -> None:
+    if line.strip() and not line.startswith(_CHATTER):
+        _say(line)
 
 
 def _tagged(expression: str, tags: Sequence[str]) -> str:
@@ -109,17 +113,12 @@ class Run:
         if config:
             flags.append("--config=" + config)
         began = time.monotonic()
-        done = self.bazel.run("test", flags, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, text=True,
-                              errors="replace")
-        for line in done.stdout.splitlines():
-            if line.strip() and not line.startswith(_CHATTER):
-                _say(line)
+        code = self.bazel.lines("test", flags, _say_unless_chatter)
         # 0 all passed, 3 some test failed, 4 there were no tests.
-        if done.returncode not in (0, 3, 4):
+        if code not in (0, 3, 4):
             self.total += results.Counts(0, 1, 0, [
                 "FAILED build%s: bazel ended with %d" %
-                (" (%s)" % config if config else "", done.returncode)])
+                (" (%s)" % config if config else "", code)])
         else:
             self.total += results.Counts(1, 0, 0, [])
         text = ""
