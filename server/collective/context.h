@@ -20,11 +20,6 @@
 
 namespace ballast::collective {
 
-// Phases of exchanges, on the wire.
-inline constexpr uint32_t kReducePhase = 2;
-inline constexpr uint32_t kPublishPhase = 3;
-inline constexpr uint32_t kBroadcastPhase = 4;
-
 // How operations report; the collective hands it on. Control thread, never
 // from inside a call of theirs.
 class OperationObserver {

@@ -19,6 +19,11 @@ namespace ballast::collective {
 
 class CollectiveObserver;
 
+// Phases of exchanges, on the wire.
+inline constexpr uint32_t kReducePhase = 2;
+inline constexpr uint32_t kPublishPhase = 3;
+inline constexpr uint32_t kBroadcastPhase = 4;
+
 struct Reduced {
   kernels::ExactSum norm2;  // over the elements this node owns
   bool finite = true;       // all of them
