@@ -54,7 +54,7 @@ std::optional<int64_t> ResumeStep(const absl::Status& status);
 
 struct StepRequest {
   std::string_view cursor = {};  // at most proto::kMaxCursorBytes
-  bool wait_published = true;  // false: return at commit, then Wait()
+  bool wait_published = true;    // false: return at commit, then Wait()
   absl::Duration timeout = absl::Minutes(10);
 };
 

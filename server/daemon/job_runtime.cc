@@ -107,6 +107,11 @@ absl::Status JobRuntime::Initialize() {
     engine_parts.transport_name = parts_.peers->transport_name();
     notes_.resize(num_nodes_);
   }
+  engine_parts.rank_name = [job = parts_.job](LocalRank rank) {
+    const int first = job->layout().topology().FirstRank(job->node()).value();
+    return absl::StrCat("rank ", first + rank.value(), " (pid ",
+                        job->slot(rank).identity().pid, ")");
+  };
   engine_ = engine::JobEngine::Create(engine_parts);
   membership::Parts members;
   members.job = spec.name;
@@ -458,7 +463,7 @@ void JobRuntime::Post(absl::AnyInvocable<void() &&> fn) {
 // What this node's own workers owe.
 std::string JobRuntime::OwnWaitingFor() const {
   const std::string missing = parts_.job->Missing();
-  if (!has_started_) return missing;
+  if (!has_started_ || engine_->is_collected()) return missing;
   const std::string waiting = engine_->WaitingFor(parts_.clock->Now());
   if (waiting.empty()) return missing;
   return missing.empty() ? waiting : absl::StrCat(waiting, "; ", missing);
@@ -475,7 +480,9 @@ std::string JobRuntime::WaitingFor() const {
     }
   }
   if (!waiting.empty()) return absl::StrJoin(waiting, "; ");
-  return membership_->WaitingFor();
+  std::string others =
+      has_started_ ? engine_->WaitingFor(parts_.clock->Now()) : std::string();
+  return others.empty() ? membership_->WaitingFor() : others;
 }
 
 int JobRuntime::CountPeers(PeerState state) const {

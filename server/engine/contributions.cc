@@ -87,11 +87,13 @@ std::vector<std::string> Contributions::TakeCursors() {
   return cursors;
 }
 
-std::string Contributions::Missing() const {
+std::string Contributions::Missing(const RankNamer& name_of) const {
   std::vector<std::string> missing;
   for (int l = 0; l < num_ranks(); ++l) {
     const RankState& rank = ranks_[l];
-    const std::string name = absl::StrCat("rank ", first_rank_.value() + l);
+    const std::string name =
+        name_of ? name_of(LocalRank(l))
+                : absl::StrCat("rank ", first_rank_.value() + l);
     if (rank.buckets_pushed < num_buckets()) {
       missing.push_back(absl::StrCat(name, " has not pushed ",
                                      num_buckets() - rank.buckets_pushed,

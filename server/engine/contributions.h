@@ -6,6 +6,7 @@
 #ifndef SERVER_ENGINE_CONTRIBUTIONS_H_
 #define SERVER_ENGINE_CONTRIBUTIONS_H_
 
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -16,6 +17,8 @@
 #include "server/engine/group_values.h"
 
 namespace ballast::engine {
+
+using RankNamer = std::function<std::string(LocalRank)>;
 
 class Contributions {
  public:
@@ -45,7 +48,8 @@ class Contributions {
   std::vector<std::string> TakeCursors();
 
   // "rank 2 has not pushed 3 of 12 buckets, rank 3 has not called step".
-  std::string Missing() const;
+  // `name_of` says how a rank is called; empty: "rank 2".
+  std::string Missing(const RankNamer& name_of = nullptr) const;
 
  private:
   struct RankState {

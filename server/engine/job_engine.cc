@@ -165,6 +165,7 @@ class JobEngineImpl final : public JobEngine {
     return open_.has_value() ? open_->step : Step();
   }
   WeightVersion weight_version() const override { return published_version_; }
+  bool is_collected() const override { return contributions_.is_complete(); }
   bool is_idle() const override {
     return !committed_.has_value() && contributions_.is_empty();
   }
@@ -172,11 +173,15 @@ class JobEngineImpl final : public JobEngine {
   const StepSummary& last_summary() const override { return last_summary_; }
 
   std::string WaitingFor(absl::Time now) const override {
-    if (!IsOpen() || committed_.has_value() || contributions_.is_complete()) {
-      return "";
+    if (!IsOpen() || committed_.has_value() || open_->has_voted) return "";
+    std::string what = contributions_.Missing(parts_.rank_name);
+    if (what.empty()) {
+      if (parts_.layout->topology().num_nodes == 1) return "";
+      what = absl::StrCat("other nodes have not sent ",
+                          num_buckets_ - open_->buckets_reduced, " of ",
+                          num_buckets_, " buckets");
     }
-    return absl::StrCat(contributions_.Missing(), " of step ",
-                        open_->step.value(), " for ",
+    return absl::StrCat(what, " of step ", open_->step.value(), " for ",
                         absl::FormatDuration(absl::Trunc(
                             now - open_->progressed, absl::Milliseconds(100))));
   }

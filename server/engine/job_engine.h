@@ -18,6 +18,7 @@
 #ifndef SERVER_ENGINE_JOB_ENGINE_H_
 #define SERVER_ENGINE_JOB_ENGINE_H_
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -47,6 +48,8 @@ struct Parts {
   MemberPort* members = nullptr;
   metrics::JobMetrics* metrics = nullptr;      // null: none
   std::string_view transport_name = "inproc";  // metrics label
+  // How WaitingFor calls a rank; empty: "rank 2".
+  std::function<std::string(LocalRank)> rank_name = nullptr;
 };
 
 struct Counts {
@@ -86,6 +89,8 @@ class JobEngine : public optimizer::UpdateObserver,
 
   virtual Step open_step() const = 0;
   virtual WeightVersion weight_version() const = 0;
+  // All ranks of this node have contributed to the open step.
+  virtual bool is_collected() const = 0;
   virtual bool is_idle() const = 0;  // nothing in flight, no open commit
   virtual Counts counts() const = 0;
   virtual const StepSummary& last_summary() const = 0;

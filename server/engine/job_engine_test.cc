@@ -420,7 +420,12 @@ TEST_F(JobEngineTest, SaysWhomItWaitsFor) {  // I23
   Push(0, 2);
   Input(0);
   Input(1);
-  EXPECT_EQ(engine_->WaitingFor(clock_.Now()), "");
+  Reduced(0);
+  EXPECT_EQ(engine_->WaitingFor(clock_.Now()),
+            "other nodes have not sent 2 of 3 buckets of step 1 for 0");
+  Reduced(1);
+  Reduced(2);
+  EXPECT_EQ(engine_->WaitingFor(clock_.Now()), "");  // membership knows
 }
 
 // I9, I19: contributions in any order, with repetitions and overlapping the

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "proto/control_block.h"
 
 namespace ballast::membership {
 namespace {
@@ -122,8 +123,11 @@ class Decider {
     if (frame.has_leave()) {
       return EndHere(ToStatus(frame.leave().code(), frame.leave().text()));
     }
-    if (!frame.has_view() || frame.generation() < 1) {
-      return {Drop("not a member yet")};
+    if (!frame.has_view() || frame.generation() < 1 ||
+        frame.generation() > proto::kMaxGeneration ||
+        frame.view().open_step() < 1 ||
+        frame.view().open_step() > proto::kMaxStep) {
+      return {Drop("not a view to join")};
     }
     state_.phase = Phase::kMember;
     state_.heard = now_;
@@ -146,7 +150,8 @@ class Decider {
 
   Actions OnAbort(const v1::PeerFrame& frame) {
     if (frame.abort().step() != state_.open_step.value() ||
-        frame.abort().next_generation() <= state_.generation.value()) {
+        frame.abort().next_generation() <= state_.generation.value() ||
+        frame.abort().next_generation() > proto::kMaxGeneration) {
       return {Drop("an abort of another step")};
     }
     state_.generation = Generation(frame.abort().next_generation());

@@ -1,4 +1,4 @@
-// The C++ reference against the vectors of generate.py, which was written
+// The C++ kernels against the vectors of generate.py, which was written
 // from kernels/FORMAT.md alone: bit for bit.
 #include <array>
 #include <cmath>
@@ -10,6 +10,7 @@
 #include "gtest/gtest.h"
 #include "kernels/exact_sum.h"
 #include "kernels/float_formats.h"
+#include "kernels/host/host.h"
 #include "kernels/reference/reference.h"
 #include "kernels/stochastic.h"
 #include "nlohmann/json.hpp"
@@ -77,7 +78,24 @@ void ExpectSame(const std::vector<float>& actual,
   }
 }
 
-TEST(GoldenTest, RandomNumbers) {
+// For the reference and for every instruction set of this machine.
+class GoldenTest : public testing::TestWithParam<std::string> {
+ protected:
+  const Kernels& table() const {
+    return GetParam() == "Reference" ? Reference() : *HostFor(GetParam());
+  }
+};
+
+std::vector<std::string> Tables() {
+  std::vector<std::string> names = HostTargets();
+  names.insert(names.begin(), "Reference");
+  return names;
+}
+
+INSTANTIATE_TEST_SUITE_P(Tables, GoldenTest, testing::ValuesIn(Tables()),
+                         [](const auto& info) { return info.param; });
+
+TEST(GoldenNumbersTest, RandomNumbers) {
   const Json golden = ReadGolden("random.json");
   for (const Json& c : golden["cases"]) {
     const uint64_t key =
@@ -93,17 +111,17 @@ TEST(GoldenTest, RandomNumbers) {
   }
 }
 
-TEST(GoldenTest, Casts) {
+TEST_P(GoldenTest, Casts) {
   const Json golden = ReadGolden("convert.json");
   const auto in = Array<float>(golden["float32"]);
   for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
     std::vector<uint16_t> out(in.size());
-    Reference().cast(in.data(), dtype, in.size(), out.data());
+    table().cast(in.data(), dtype, in.size(), out.data());
     EXPECT_EQ(out, Array<uint16_t>(golden[std::string(Name(dtype))]));
   }
 }
 
-TEST(GoldenTest, SumsAndMeans) {
+TEST_P(GoldenTest, SumsAndMeans) {
   int differ_from_rank_order = 0;
   const Json golden = ReadGolden("sum.json");
   for (const Json& c : golden["cases"]) {
@@ -115,31 +133,29 @@ TEST(GoldenTest, SumsAndMeans) {
     }
     const auto expected = Array<float>(c["sum"]);
     std::vector<float> sum(expected.size());
-    Reference().tree_sum(TypeNamed(c["dtype"]), pointers, sum.size(),
-                         sum.data());
+    table().tree_sum(TypeNamed(c["dtype"]), pointers, sum.size(), sum.data());
     ExpectSame(sum, expected);
 
     const int world = static_cast<int>(sources.size());
     const std::array<RankRange, 1> all = {{{0, world}}};
     const std::array<const float*, 1> parts = {sum.data()};
-    Reference().finish_mean(all, parts, world, sum.size(), sum.data());
+    table().finish_mean(all, parts, world, sum.size(), sum.data());
     ExpectSame(sum, Array<float>(c["mean"]));
     differ_from_rank_order += expected != Array<float>(c["rank_order_sum"]);
   }
   EXPECT_GE(differ_from_rank_order, 3);  // negative control
 }
 
-TEST(GoldenTest, NormsOfCells) {
+TEST_P(GoldenTest, NormsOfCells) {
   const Json golden = ReadGolden("norm.json");
   for (const Json& c : golden["cells"]) {
     const auto x = Array<float>(c["x"]);
-    EXPECT_EQ(Reference().cell_norm(x.data(), x.size()).norm2,
-              Double(c["norm2"]));
+    EXPECT_EQ(table().cell_norm(x.data(), x.size()).norm2, Double(c["norm2"]));
   }
 }
 
 // Against Python's rationals.
-TEST(GoldenTest, ExactSums) {
+TEST(GoldenNumbersTest, ExactSums) {
   const Json golden = ReadGolden("norm.json");
   for (const Json& c : golden["sums"]) {
     ExactSum sum;
@@ -160,7 +176,7 @@ HyperParameters Hyper(const Json& h) {
           .nesterov = h.value("nesterov", false)};
 }
 
-TEST(GoldenTest, OptimizerSteps) {
+TEST_P(GoldenTest, OptimizerSteps) {
   const Json golden = ReadGolden("optimizer.json");
   for (const Json& c : golden["cases"]) {
     const OptimizerKind kind = KindNamed(c["kind"]);
@@ -177,8 +193,8 @@ TEST(GoldenTest, OptimizerSteps) {
       std::memcpy(bits.data(), &scalars, sizeof(scalars));
       EXPECT_EQ(bits, FromHex(step["scalars"])) << "step " << t;
       const auto g = Array<float>(step["g"]);
-      Reference().optimizer_step(kind, scalars, w.size(), g.data(), w.data(),
-                                 m.data(), v.data(), dtype, weight.data());
+      table().optimizer_step(kind, scalars, w.size(), g.data(), w.data(),
+                             m.data(), v.data(), dtype, weight.data());
       ExpectSame(w, Array<float>(step["w"]));
       ExpectSame(m, Array<float>(step["m"]));
       ExpectSame(v, Array<float>(step["v"]));
@@ -192,7 +208,7 @@ uint64_t Fnv(const std::vector<float>& values) {
                  values.size() * sizeof(float)});
 }
 
-TEST(GoldenTest, EncodedRuns) {
+TEST_P(GoldenTest, EncodedRuns) {
   const Json golden = ReadGolden("codec.json");
   const uint64_t key = Word(golden["key"]);
   for (const Json& c : golden["cases"]) {
@@ -204,18 +220,18 @@ TEST(GoldenTest, EncodedRuns) {
         Array<float>(golden["inputs"][c["input"].get<std::string>()]);
     const auto count = static_cast<int64_t>(x.size());
     Bytes encoded(EncodedBytes(spec, count));
-    Reference().encode(spec, key, c["first"], count, x.data(), encoded.data());
+    table().encode(spec, key, c["first"], count, x.data(), encoded.data());
     ASSERT_EQ(encoded, FromHex(c["encoded"]));
 
     std::vector<float> decoded(count);
-    Reference().decode(spec, count, encoded.data(), decoded.data());
+    table().decode(spec, count, encoded.data(), decoded.data());
     if (c.contains("decoded")) {
       ExpectSame(decoded, Array<float>(c["decoded"]));
     } else {
       EXPECT_EQ(Fnv(decoded), Word(c["decoded_fnv"]));
     }
     std::vector<float> added(count, 0.5f);
-    Reference().decode_add(spec, count, encoded.data(), added.data());
+    table().decode_add(spec, count, encoded.data(), added.data());
     for (float& value : decoded) value = 0.5f + value;
     ExpectSame(added, decoded);
   }
@@ -223,7 +239,7 @@ TEST(GoldenTest, EncodedRuns) {
 
 // Negative control: another seed or cell gives other bytes where rounding is
 // stochastic, and only there.
-TEST(GoldenTest, KeyAndPlaceMatterOnlyWhenStochastic) {
+TEST_P(GoldenTest, KeyAndPlaceMatterOnlyWhenStochastic) {
   const Json golden = ReadGolden("codec.json");
   const auto x = Array<float>(golden["inputs"]["long"]);
   for (const Rounding rounding : {Rounding::kNearest, Rounding::kStochastic}) {
@@ -231,7 +247,7 @@ TEST(GoldenTest, KeyAndPlaceMatterOnlyWhenStochastic) {
     spec.rounding = rounding;
     const auto encode = [&](uint64_t key, int64_t first) {
       Bytes out(EncodedBytes(spec, x.size()));
-      Reference().encode(spec, key, first, x.size(), x.data(), out.data());
+      table().encode(spec, key, first, x.size(), x.data(), out.data());
       return out;
     };
     const bool stochastic = rounding == Rounding::kStochastic;

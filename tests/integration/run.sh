@@ -11,4 +11,4 @@ PYTHONPATH="$root/client/python:$root/tests/golden:$root/tests/integration"
 PYTHONDONTWRITEBYTECODE=1
 export BALLASTD BALLASTCTL BALLAST_LIBRARY BALLAST_TRAIN_GPT PYTHONPATH \
   PYTHONDONTWRITEBYTECODE
-exec timeout -k 10 280 /usr/bin/python3 "$root/tests/integration/$1"
+exec timeout -k 10 "${TEST_TIMEOUT:-600}" /usr/bin/python3 "$root/tests/integration/$1"

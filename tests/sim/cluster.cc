@@ -66,7 +66,7 @@ Cluster::Cluster(const Scenario& scenario, uint64_t seed,
 
 Cluster::~Cluster() = default;
 
-Result Cluster::Run() {
+void Cluster::Start() {
   for (int rank = 0; rank < scenario_.world_size(); ++rank) {
     const auto& absent = scenario_.absent;
     if (std::find(absent.begin(), absent.end(), rank) != absent.end()) {
@@ -74,6 +74,10 @@ Result Cluster::Run() {
     }
     StartWorker(rank, 0);
   }
+}
+
+Result Cluster::Run() {
+  Start();
   const absl::Time end = world_.Now() + kPatience;
   uint64_t events = 0;
   while (!IsOver()) {

@@ -58,7 +58,11 @@ class Cluster final : public SimWorld {
           const kernels::Kernels& kernels);
   ~Cluster() override;
 
-  Result Run();
+  Result Run();  // Start and all that follows
+
+  // For tests that look at a job on its way: then clock().RunFor(…).
+  void Start();
+  daemon::Node& node(int rank) { return *daemons_[rank]->node; }
 
   // SimWorld
   base::SimExecutor& clock() override { return world_; }

@@ -1,12 +1,11 @@
 // Every scenario with some seeds; and that the checks find what they are for.
-#include "gtest/gtest.h"
-
 #include <string>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "gtest/gtest.h"
 #include "kernels/reference/reference.h"
 #include "tests/sim/runner.h"
 

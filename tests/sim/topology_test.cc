@@ -1,12 +1,11 @@
 // I8, I9: the same ranks over other nodes × workers, with other buckets and
 // push orders, give the same weights bit for bit; a plain rank-order sum of
 // node partials does not.
-#include "gtest/gtest.h"
-
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
 #include "kernels/reference/reference.h"
 #include "tests/sim/cluster.h"
 #include "tests/sim/scenario.h"

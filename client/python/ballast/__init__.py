@@ -28,7 +28,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:  # numpy is imported when it is needed
-    if name in ("Session", "StepResult"):
-        from . import session
-        return getattr(session, name)
+    if name == "Session":
+        from .session import Session
+        return Session
+    if name == "StepResult":
+        from .result import StepResult
+        return StepResult
     raise AttributeError("module 'ballast' has no attribute %r" % name)

@@ -159,8 +159,6 @@ class Child:
 
     def describe_end(self) -> str:
         code = self.returncode
-        if code is None:
-            return "still runs"
         if self.process.returncode < 0:
             return "was ended by " + signal.Signals(code - 128).name
         return "exited with code %d" % code

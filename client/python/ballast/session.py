@@ -3,7 +3,6 @@
 import ctypes
 import json
 import sys
-from dataclasses import asdict, dataclass
 from typing import (Any, Dict, Iterator, List, Mapping, Optional, Sequence,
                     Tuple, Union)
 
@@ -11,41 +10,10 @@ import numpy as np
 
 from . import _library, _names, _options, _tensors, errors, groups
 from ._views import UnknownTensor, Views, over_memory
+from .result import StepResult
 
-STAGES = ("collect", "reduce", "vote", "update", "publish", "wait")
 _MAX_CURSOR_BYTES = 65536
 _STATS_SECONDS = 10.0
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """What one committed step was. Times in seconds, sizes in bytes.
-
-    grad_norm is the global norm before clipping, clip_factor what clipping
-    multiplied the gradient with (1.0: nothing). skipped: a gradient was not
-    finite, so no weight changed. lr is that of param group 0. seconds runs
-    from this node's first push to the last published bucket; with
-    step(wait=False) it and stage_seconds are as of the commit.
-    """
-
-    step: int
-    weight_version: int
-    optimizer_step: int
-    grad_norm: float
-    clip_factor: float
-    skipped: bool
-    lr: float
-    wire_bytes_sent: int
-    wire_bytes_received: int
-    payload_bytes: int
-    seconds: float
-    stage_seconds: Dict[str, float]
-    fallbacks: int
-    relative_error: float
-
-    def as_dict(self) -> Dict[str, Any]:
-        """All fields, ready for json.dumps."""
-        return asdict(self)
 
 
 class Session:
@@ -267,7 +235,7 @@ class Session:
                                    _library.GroupStruct(**group.flat()))
         result = self._handle.step(cursor, wait, limit)
         self._cursor = self._handle.cursor()
-        return _step_result(result)
+        return StepResult.of(result)
 
     def wait(self, name: Optional[str] = None,
              timeout: Optional[float] = None) -> None:
@@ -402,15 +370,3 @@ def _tensor_structs(specs: Sequence[_tensors.TensorSpec],
             struct.initial = spec.value.ctypes.data
             struct.initial_bytes = spec.value.nbytes
     return structs, keep
-
-
-def _step_result(result: _library.ResultStruct) -> StepResult:
-    return StepResult(
-        step=result.step, weight_version=result.weight_version,
-        optimizer_step=result.optimizer_step, grad_norm=result.grad_norm,
-        clip_factor=result.clip_factor, skipped=bool(result.skipped),
-        lr=result.lr, wire_bytes_sent=result.wire_bytes_sent,
-        wire_bytes_received=result.wire_bytes_received,
-        payload_bytes=result.payload_bytes, seconds=result.seconds,
-        stage_seconds=dict(zip(STAGES, result.stage_seconds)),
-        fallbacks=result.fallbacks, relative_error=result.relative_error)

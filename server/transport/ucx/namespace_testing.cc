@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "server/base/errno_status.h"
@@ -95,7 +96,23 @@ absl::StatusOr<std::unique_ptr<TwoNamespaces>> TwoNamespaces::Create() {
     RETURN_IF_ERROR(
         RunCommand(absl::StrCat(ip, "link set ", both->device(side), " up")));
   }
+  for (const int side : {0, 1}) RETURN_IF_ERROR(both->AwaitRunning(side));
   return both;
+}
+
+// A device that is up runs only a moment later, when the kernel has seen the
+// carrier; until then UCX does not count it.
+absl::Status TwoNamespaces::AwaitRunning(int side) const {
+  constexpr int kMaxTries = 500;
+  std::string text;
+  for (int i = 0; i < kMaxTries; ++i) {
+    RETURN_IF_ERROR(RunCommand(
+        absl::StrCat("ip -n ", name(side), " link show ", device(side)),
+        &text));
+    if (absl::StrContains(text, "state UP")) return absl::OkStatus();
+    poll(nullptr, 0, 10);
+  }
+  return absl::DeadlineExceededError(text);
 }
 
 TwoNamespaces::~TwoNamespaces() {

@@ -37,6 +37,8 @@ class TwoNamespaces {
 
  private:
   explicit TwoNamespaces(int id) : id_(id) {}
+  absl::Status AwaitRunning(int side) const;
+
   const int id_;
 };
 

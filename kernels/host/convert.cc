@@ -1,0 +1,95 @@
+#include "kernels/host/convert.h"
+
+#include <cstring>
+
+#include "kernels/host/prefetch.h"
+#include "kernels/reference/reference.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/host/convert.cc"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+#include "kernels/host/dispatch.h"
+#include "kernels/host/float_formats-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace ballast::kernels::host {
+namespace HWY_NAMESPACE {
+namespace {
+#if HWY_TARGET == HWY_SCALAR
+void Fill(Kernels*) {}
+#else
+
+namespace hn = hwy::HWY_NAMESPACE;
+using D = hn::CappedTag<float, 16>;
+constexpr int64_t kLanes = hn::MaxLanes(D());
+
+template <class Format>
+void CastTo(const float* in, int64_t count, void* out) {
+  const D d;
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    PrefetchAhead<kLanes * 4>(in + i);
+    PrefetchAhead<kLanes * 2>(static_cast<char*>(out) + i * 2);
+    Format::Store(d, hn::LoadU(d, in + i), out, i);
+  }
+  Reference().cast(in + i, Format::kDType, count - i,
+                   static_cast<char*>(out) + i * SizeOf(Format::kDType));
+}
+
+template <class Format>
+void WidenFrom(const void* in, int64_t count, float* out) {
+  const D d;
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    hn::StoreU(Format::Vec(d, in, i), d, out + i);
+  }
+  for (; i < count; ++i) out[i] = Format::One(in, i);
+}
+
+void Cast(const float* in, DType dtype, int64_t count, void* out) {
+  switch (dtype) {
+    case DType::kFloat32:
+      if (count > 0) std::memmove(out, in, count * sizeof(float));
+      return;
+    case DType::kBFloat16:
+      return CastTo<BFloat16>(in, count, out);
+    case DType::kFloat16:
+      return CastTo<Float16>(in, count, out);
+  }
+}
+
+void Widen(const void* in, DType dtype, int64_t count, float* out) {
+  switch (dtype) {
+    case DType::kFloat32:
+      if (count > 0) std::memmove(out, in, count * sizeof(float));
+      return;
+    case DType::kBFloat16:
+      return WidenFrom<BFloat16>(in, count, out);
+    case DType::kFloat16:
+      return WidenFrom<Float16>(in, count, out);
+  }
+}
+
+void Fill(Kernels* table) {
+  table->cast = Cast;
+  table->widen = Widen;
+}
+
+#endif  // HWY_TARGET != HWY_SCALAR
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace ballast::kernels::host
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace ballast::kernels::host {
+
+HWY_EXPORT(Fill);
+
+void AddConvert(int64_t target, Kernels* table) {
+  HWY_DISPATCH_TABLE(Fill)[TableIndex(target)](table);
+}
+
+}  // namespace ballast::kernels::host
+#endif  // HWY_ONCE

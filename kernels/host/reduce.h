@@ -1,0 +1,16 @@
+// tree_sum and finish_mean, with vectors.
+#ifndef KERNELS_HOST_REDUCE_H_
+#define KERNELS_HOST_REDUCE_H_
+
+#include <cstdint>
+
+#include "kernels/kernels.h"
+
+namespace ballast::kernels::host {
+
+// Puts the entries compiled for `target` into `table`; leaves the others.
+void AddReduce(int64_t target, Kernels* table);
+
+}  // namespace ballast::kernels::host
+
+#endif  // KERNELS_HOST_REDUCE_H_
