@@ -80,11 +80,11 @@ void Control::RefreshMetrics() {
     series->gauge(Family::kSharedBufferBytes, {"memfd"})
         ->Set(static_cast<double>(job->segment_bytes()));
     const JobRuntime* const runtime = parts_.node->Find(series->job_id());
-    if (runtime == nullptr) continue;
+    if (runtime == nullptr || runtime->peers() == nullptr) continue;
     for (const PeerState state :
          {PeerState::kConnecting, PeerState::kReady, PeerState::kFailed}) {
       series->gauge(Family::kPeers, {Name(state)})
-          ->Set(runtime->CountPeers(state));
+          ->Set(runtime->peers()->Count(state));
     }
   }
 }

@@ -7,20 +7,14 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "server/base/status_macros.h"
 #include "server/ipc/control_block_view.h"
 
 namespace ballast::daemon {
 namespace {
 
-using metrics::Family;
-
-// How often links are looked at, and other nodes are told.
-constexpr absl::Duration kWatchInterval = absl::Milliseconds(500);
+// How long to wait for a better reason (FailSoon).
 constexpr absl::Duration kLastWord = absl::Milliseconds(300);
-// Of what other nodes say; it goes into texts.
-constexpr size_t kMaxNoteBytes = 300;
 
 bool AnyMomentum(std::span<const kernels::HyperParameters> groups) {
   return std::any_of(groups.begin(), groups.end(),
@@ -73,10 +67,7 @@ JobRuntime::JobRuntime(JobRuntimeParts parts)
       last_progress_(parts_.clock->Now()),
       alive_(std::make_shared<int>(0)) {}
 
-JobRuntime::~JobRuntime() {
-  parts_.executor->Cancel(watch_);
-  parts_.executor->Cancel(fail_timer_);
-}
+JobRuntime::~JobRuntime() { parts_.executor->Cancel(fail_timer_); }
 
 absl::Status JobRuntime::Initialize() {
   const session::JobSpec& spec = parts_.job->spec();
@@ -105,7 +96,6 @@ absl::Status JobRuntime::Initialize() {
   engine_parts.metrics = parts_.metrics.get();
   if (num_nodes_ > 1) {
     engine_parts.transport_name = parts_.peers->transport_name();
-    notes_.resize(num_nodes_);
   }
   engine_parts.rank_name = [job = parts_.job](LocalRank rank) {
     const int first = job->layout().topology().FirstRank(job->node()).value();
@@ -136,39 +126,21 @@ void JobRuntime::OnAllReady() {
   last_progress_ = parts_.clock->Now();
   if (has_joined_ || is_stopping_) return;
   has_joined_ = true;
-  if (num_nodes_ > 1) return OpenLinks();
-  membership_->Join(MakeJoin());
-}
-
-void JobRuntime::OpenLinks() {
+  if (num_nodes_ == 1) return membership_->Join(MakeJoin());
   LinksRequest request;
   request.job = parts_.job->spec().name;
   request.node = parts_.job->node();
   request.incarnation = parts_.incarnation;
   request.coordinator = parts_.job->spec().coordinator;
   request.join = MakeJoin();
-  opening_ = parts_.peers->Open(
-      request, [this](absl::StatusOr<std::unique_ptr<JobLinks>> links) {
-        OnLinks(std::move(links));
-      });
-}
-
-void JobRuntime::OnLinks(absl::StatusOr<std::unique_ptr<JobLinks>> links) {
-  opening_.reset();
-  if (!links.ok()) return Fail(links.status());
-  links_ = *std::move(links);
-  TimedTransport::Histograms histograms;
-  if (parts_.metrics != nullptr) {
-    histograms[collective::kReducePhase] =
-        parts_.metrics->histogram(Family::kExchangeDuration, {"reduce"});
-    histograms[collective::kPublishPhase] =
-        parts_.metrics->histogram(Family::kExchangeDuration, {"publish"});
-  }
-  transport_ = std::make_unique<TimedTransport>(
-      links_->transport(), parts_.clock, std::move(histograms));
-  links_->peer_link()->SetObserver(this);
-  membership_->Join(MakeJoin());
-  ArmWatch();
+  peers_ = std::make_unique<JobPeers>(
+      JobPeers::Parts{.plane = parts_.peers,
+                      .clock = parts_.clock,
+                      .executor = parts_.executor,
+                      .metrics = parts_.metrics.get(),
+                      .host = this},
+      std::move(request));
+  peers_->Open();
 }
 
 v1::Join JobRuntime::MakeJoin() const {
@@ -246,60 +218,21 @@ void JobRuntime::Leave(const absl::Status& why) {
 }
 
 void JobRuntime::Send(NodeRank to, const v1::PeerFrame& frame) {
-  if (links_ == nullptr) return;
-  // A frame that cannot be sent is a lost one: membership repeats it, and
-  // WatchPeers sees why.
-  links_->peer_link()->Send(to, frame.SerializeAsString()).IgnoreError();
+  if (peers_ != nullptr) peers_->Send(to, frame);
 }
 
-void JobRuntime::OnFrame(NodeRank from, std::string frame) {
-  v1::PeerFrame parsed;
-  if (from.value() < 0 || from.value() >= num_nodes_ ||
-      !parsed.ParseFromString(frame)) {
-    ++dropped_frames_;
-    return;
-  }
-  if (!parsed.has_note()) return membership_->OnFrame(from, parsed);
-  notes_[from.value()] = parsed.note().waiting_for().substr(0, kMaxNoteBytes);
+void JobRuntime::OnLinked() { membership_->Join(MakeJoin()); }
+
+void JobRuntime::OnPeersLost(const absl::Status& why) {
+  if (!stopped_) return FailSoon(why);
+  // The workers here have closed the job: nothing is owed to anyone.
+  membership_->Leave(why);
+  has_ended_ = true;
+  BeginStop();
 }
 
-void JobRuntime::ArmWatch() {
-  watch_ = parts_.executor->PostAfter(kWatchInterval, [this] {
-    watch_ = 0;
-    WatchPeers();
-  });
-}
-
-// I23: a node that is gone ends the job here with its name, whether or not
-// anything waits for it just now.
-void JobRuntime::WatchPeers() {
-  if (is_stopping_) return;
-  ArmWatch();
-  for (int n = 0; n < num_nodes_; ++n) {
-    if (NodeRank(n) == parts_.job->node()) continue;
-    absl::Status why;
-    if (links_->StateOf(NodeRank(n), &why) != PeerState::kFailed) continue;
-    if (!stopped_) return FailSoon(why);
-    // The workers here have closed the job: nothing is owed to anyone.
-    membership_->Leave(why);
-    has_ended_ = true;
-    return BeginStop();
-  }
-  TellNote();
-}
-
-void JobRuntime::TellNote() {
-  std::string note = OwnWaitingFor().substr(0, kMaxNoteBytes);
-  if (note.empty() && told_note_.empty()) return;
-  told_note_ = note;
-  v1::PeerFrame frame;
-  frame.set_job(parts_.job->spec().name);
-  frame.set_from(parts_.job->node().value());
-  frame.set_incarnation(parts_.incarnation.value());
-  frame.mutable_note()->set_waiting_for(std::move(note));
-  for (int n = 0; n < num_nodes_; ++n) {
-    if (NodeRank(n) != parts_.job->node()) Send(NodeRank(n), frame);
-  }
+void JobRuntime::OnPeerFrame(NodeRank from, const v1::PeerFrame& frame) {
+  membership_->OnFrame(from, frame);
 }
 
 void JobRuntime::OnView(Generation generation, const v1::View& view) {
@@ -380,7 +313,7 @@ absl::Status JobRuntime::MakeCollective(Generation generation) {
   parts.kernels = parts_.kernels;
   parts.pool = parts_.pool;
   parts.device = parts_.device;
-  parts.transport = transport_.get();
+  parts.transport = peers_ != nullptr ? peers_->transport() : nullptr;
   for (int l = 0; l < job->local_world_size(); ++l) {
     parts.gradients.push_back(job->gradients(LocalRank(l)));
   }
@@ -435,8 +368,7 @@ void JobRuntime::Stop(const absl::Status& why,
 void JobRuntime::BeginStop() {
   if (is_stopping_) return;
   is_stopping_ = true;
-  opening_.reset();
-  parts_.executor->Cancel(watch_);
+  if (peers_ != nullptr) peers_->Stop();
   engine_->Stop();
   if (collective_ != nullptr && !is_cancelling_) {
     CancelCollective([] {});
@@ -470,50 +402,12 @@ std::string JobRuntime::OwnWaitingFor() const {
 }
 
 std::string JobRuntime::WaitingFor() const {
-  const std::string own = OwnWaitingFor();
-  if (!own.empty() || !has_joined_) return own;
-  if (opening_ != nullptr) return opening_->WaitingFor();
-  std::vector<std::string> waiting;
-  for (size_t n = 0; n < notes_.size(); ++n) {
-    if (!notes_[n].empty()) {
-      waiting.push_back(absl::StrCat("node ", n, ": ", notes_[n]));
-    }
+  std::string waiting = OwnWaitingFor();
+  if (waiting.empty() && peers_ != nullptr) waiting = peers_->WaitingFor();
+  if (waiting.empty() && has_started_) {
+    waiting = engine_->WaitingFor(parts_.clock->Now());
   }
-  if (!waiting.empty()) return absl::StrJoin(waiting, "; ");
-  std::string others =
-      has_started_ ? engine_->WaitingFor(parts_.clock->Now()) : std::string();
-  return others.empty() ? membership_->WaitingFor() : others;
-}
-
-int JobRuntime::CountPeers(PeerState state) const {
-  int count = 0;
-  absl::Status why;
-  for (int n = 0; links_ != nullptr && n < num_nodes_; ++n) {
-    if (NodeRank(n) == parts_.job->node()) continue;
-    count += links_->StateOf(NodeRank(n), &why) == state;
-  }
-  return count;
-}
-
-std::vector<v1::PeerNode> JobRuntime::Nodes() const {
-  std::vector<v1::PeerNode> nodes;
-  if (num_nodes_ == 1) return nodes;
-  for (int n = 0; n < num_nodes_; ++n) {
-    v1::PeerNode node;
-    node.set_node(n);
-    absl::Status why;
-    if (NodeRank(n) == parts_.job->node()) {
-      node.set_state("self");
-      node.set_waiting_for(OwnWaitingFor());
-    } else if (links_ == nullptr) {
-      node.set_state("absent");
-    } else {
-      node.set_state(std::string(Name(links_->StateOf(NodeRank(n), &why))));
-      node.set_waiting_for(notes_[n]);
-    }
-    nodes.push_back(std::move(node));
-  }
-  return nodes;
+  return waiting.empty() ? membership_->WaitingFor() : waiting;
 }
 
 }  // namespace ballast::daemon

@@ -18,22 +18,20 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "kernels/kernels.h"
-#include "proto/admin.pb.h"
 #include "proto/peer.pb.h"
 #include "server/base/clock.h"
 #include "server/base/compute_pool.h"
 #include "server/base/executor.h"
 #include "server/base/ids.h"
 #include "server/collective/collective.h"
+#include "server/daemon/job_peers.h"
 #include "server/daemon/peer_plane.h"
-#include "server/daemon/timed_transport.h"
 #include "server/device/device.h"
 #include "server/engine/job_engine.h"
 #include "server/engine/ports.h"
@@ -43,7 +41,6 @@
 #include "server/optimizer/shard_state.h"
 #include "server/session/local_job.h"
 #include "server/session/session.h"
-#include "server/transport/peer_link.h"
 
 namespace ballast::daemon {
 
@@ -75,7 +72,7 @@ class JobRuntime final : public session::JobObserver,
                          public engine::MemberPort,
                          public membership::MembershipObserver,
                          public membership::FramePort,
-                         public transport::PeerLinkObserver,
+                         public JobPeersHost,
                          public optimizer::UpdateObserver,
                          public collective::CollectiveObserver {
  public:
@@ -94,10 +91,8 @@ class JobRuntime final : public session::JobObserver,
   optimizer::ShardState& state() const { return *state_; }
   Generation generation() const { return membership_->generation(); }
   absl::Time last_progress() const { return last_progress_; }
-  // The nodes of a job of several, by node rank.
-  std::vector<v1::PeerNode> Nodes() const;
-  // Peers of this node by state; for metrics.
-  int CountPeers(PeerState state) const;
+  // Null with one node.
+  const JobPeers* peers() const { return peers_.get(); }
 
   // session::JobObserver
   std::string WaitingFor() const override;
@@ -123,8 +118,11 @@ class JobRuntime final : public session::JobObserver,
   void OnCommit(const v1::Commit& commit) override;
   void OnAbort(const v1::Abort& abort) override;
   void OnEnded(absl::Status why) override;
-  // transport::PeerLinkObserver
-  void OnFrame(NodeRank from, std::string frame) override;
+  // JobPeersHost
+  void OnLinked() override;
+  void OnPeersLost(const absl::Status& why) override;
+  void OnPeerFrame(NodeRank from, const v1::PeerFrame& frame) override;
+  std::string OwnWaitingFor() const override;
   // membership::FramePort
   void Send(NodeRank to, const v1::PeerFrame& frame) override;
   // optimizer::UpdateObserver
@@ -141,12 +139,6 @@ class JobRuntime final : public session::JobObserver,
   v1::Join MakeJoin() const;
   absl::Status MakeCollective(Generation generation);
   void CancelCollective(absl::AnyInvocable<void() &&> then);
-  void OpenLinks();
-  void OnLinks(absl::StatusOr<std::unique_ptr<JobLinks>> links);
-  void ArmWatch();
-  void WatchPeers();
-  void TellNote();
-  std::string OwnWaitingFor() const;
   void StartFirst();
   void Fail(const absl::Status& why);
   void FailSoon(const absl::Status& why);
@@ -160,15 +152,9 @@ class JobRuntime final : public session::JobObserver,
   std::unique_ptr<optimizer::Optimizer> optimizer_;
   std::unique_ptr<engine::JobEngine> engine_;
   std::unique_ptr<membership::Membership> membership_;
-  std::unique_ptr<Opening> opening_;           // until there are links
-  std::unique_ptr<JobLinks> links_;            // outlive the collective
-  std::unique_ptr<TimedTransport> transport_;  // over the links'
+  std::unique_ptr<JobPeers> peers_;  // outlive the collective
   std::unique_ptr<collective::Collective> collective_;  // of the generation
-  std::vector<std::string> notes_;  // what the nodes wait for, by node rank
-  std::string told_note_;
-  base::TimerId watch_ = 0;
   base::TimerId fail_timer_ = 0;
-  int64_t dropped_frames_ = 0;
   Generation generation_;
   Step first_step_;
   bool has_joined_ = false;

@@ -173,8 +173,10 @@ absl::StatusOr<v1::GetJobReply> Node::GetJob(const std::string& name) const {
     FillSteps(runtime->engine(), &reply);
     reply.set_steps_since_progress_ms(absl::ToInt64Milliseconds(
         leaves_.clock->Now() - runtime->last_progress()));
-    for (v1::PeerNode& node : runtime->Nodes()) {
-      *reply.add_nodes() = std::move(node);
+    if (runtime->peers() != nullptr) {
+      for (v1::PeerNode& node : runtime->peers()->Nodes()) {
+        *reply.add_nodes() = std::move(node);
+      }
     }
   }
   return reply;
