@@ -53,9 +53,9 @@ class UcxJobLinks final : public JobLinks {
     }
     *why = absl::Status(
         status.code(),
-        absl::StrCat("node ", node.value(), " (",
-                     base::Quoted(members_.members(node.value()).node_name()),
-                     ") is lost: ", std::string(status.message())));
+        absl::StrCat(
+            std::string(status.message()), " (node ", node.value(), " is on ",
+            base::Quoted(members_.members(node.value()).node_name()), ")"));
     return PeerState::kFailed;
   }
 

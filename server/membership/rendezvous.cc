@@ -99,6 +99,10 @@ absl::StatusOr<v1::RendezvousReply> Rendezvous::Poll(
   const std::string missing = Missing(job->members, num_nodes);
   if (!missing.empty()) return WaitFor(missing);
   for (const auto& [node, other] : job->members) {
+    if (other.challenger != 0 && other.heard <= other.challenged) {
+      return WaitFor(absl::StrCat("two lives of node ", node,
+                                  " have come, the first is silent"));
+    }
     // It is told so when it polls next.
     const std::string difference = JoinDifference(
         num_nodes, first->second.request.join(), node, other.request.join());

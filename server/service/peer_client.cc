@@ -79,9 +79,12 @@ class PeerClientImpl final : public PeerClient {
  private:
   void OnDone(const std::shared_ptr<Call>& call, const absl::Status& status) {
     calls_.erase(call);
-    absl::StatusOr<v1::RendezvousReply> result = status;
-    if (status.ok()) result = std::move(call->reply);
-    std::move(call->done)(std::move(result));  // may release this
+    // May release this.
+    if (status.ok()) {
+      std::move(call->done)(std::move(call->reply));
+    } else {
+      std::move(call->done)(status);
+    }
   }
 
   std::unique_ptr<v1::PeerService::Stub> stub_;

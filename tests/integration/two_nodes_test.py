@@ -149,6 +149,7 @@ class ExactTest(NodesCase):
 
         def worker(rank):
             with self.session(daemons, rank, 1, tensors) as s:
+                s.step()  # counts the initial weights too
                 result = s.step()
                 # exact: the other owner's half up, our half down.
                 self.assertEqual(result.payload_bytes, 2 * 50000 * 4)
