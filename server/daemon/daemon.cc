@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/reference/reference.h"
+#include "kernels/host/host.h"
 #include "server/base/status_macros.h"
 #include "server/daemon/log.h"
 #include "server/daemon/options.h"
@@ -69,7 +69,8 @@ absl::Status Daemon::CreateCore() {
   leaves.pool = pool_.get();
   leaves.device = device_.get();
   leaves.random = &random_;
-  leaves.kernels = &kernels::Reference();
+  leaves.kernels = &kernels::Host();
+  LogInfo(absl::StrCat("using kernels target=", kernels::HostTarget()));
   leaves.metrics = metrics_.get();
   if (config_.listen().peer() != "off") {
     auto peers = UcxPeerPlane::Create(PeerPlaneOptions(config_),

@@ -142,6 +142,9 @@ class Run:
 
 
 def _interrupt(_number, _frame) -> None:
+    # A second signal (to the whole group, say) must not cut the end short.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
@@ -154,7 +157,8 @@ def main() -> int:
     arguments = parser.parse_args()
     whole = not arguments.targets
     arguments.targets = arguments.targets or ["//..."]
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
     run = Run(Bazel(_ROOT), arguments)
     interrupted = False
     try:
