@@ -12,6 +12,7 @@
 #include "server/base/compute_pool.h"
 #include "server/base/ids.h"
 #include "server/device/device.h"
+#include "server/layout/exchange_plan.h"
 #include "server/layout/layout.h"
 #include "server/transport/transport.h"
 
@@ -32,9 +33,9 @@ struct Reduced {
 struct ByteCounts {
   uint64_t wire_sent = 0;  // payload, padding and headers, between nodes
   uint64_t wire_received = 0;
-  // What the policy's formula says of finished exchanges: elements of other
-  // owners' slices x subtrees of this node x 4, and (N - 1) x the bytes of
-  // owned weights. The broadcast at start-up is not part of the formula.
+  // What the policy's formula says of finished exchanges
+  // (layout::ExchangePlan::PerStep). The broadcast at start-up is not part of
+  // it, nor are alignment and headers.
   uint64_t payload_sent = 0;
 };
 
@@ -49,6 +50,10 @@ struct Parts {
   std::vector<std::span<const std::byte>> gradients;  // per local rank
   std::span<std::byte> weights;  // the node's published segment
   std::span<float> state_gradient;
+  // Null: exact. Needs `master`, of the same elements as the state gradient,
+  // if it quantizes weights.
+  const layout::ExchangePlan* plan = nullptr;
+  std::span<const float> master = {};
   int buckets_in_flight = 8;
   CollectiveObserver* observer = nullptr;
 };

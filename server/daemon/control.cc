@@ -25,7 +25,9 @@ v1::GetServerInfoReply Control::ServerInfo() {
   v1::GetServerInfoReply reply;
   reply.set_version(kVersion);
   for (const char* name : {"sgd", "adam", "adamw"}) reply.add_optimizers(name);
-  reply.add_exchange_presets("exact");
+  for (const char* name : {"exact", "zeropp"}) {
+    reply.add_exchange_presets(name);
+  }
   for (const char* name : {"float32", "bfloat16", "float16"}) {
     reply.add_dtypes(name);
   }

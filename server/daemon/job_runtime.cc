@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/base/status_macros.h"
 #include "server/ipc/control_block_view.h"
+#include "server/layout/policy.h"
 
 namespace ballast::daemon {
 namespace {
@@ -73,18 +74,23 @@ absl::Status JobRuntime::Initialize() {
   const session::JobSpec& spec = parts_.job->spec();
   const layout::Layout& layout = parts_.job->layout();
   const NodeRank node = parts_.job->node();
+  ASSIGN_OR_RETURN(const layout::ExchangePolicy policy,
+                   layout::ParsePolicy(spec.exchange));
+  plan_ = std::make_unique<layout::ExchangePlan>(policy, layout);
   ASSIGN_OR_RETURN(state_, optimizer::ShardState::Create(
                                parts_.device, layout, node, spec.optimizer,
                                AnyMomentum(spec.groups)));
-  ASSIGN_OR_RETURN(optimizer_, optimizer::Optimizer::Create(
-                                   {.layout = &layout,
-                                    .node = node,
-                                    .kernels = parts_.kernels,
-                                    .pool = parts_.pool,
-                                    .device = parts_.device,
-                                    .state = state_.get(),
-                                    .weights = parts_.job->weights(),
-                                    .observer = this}));
+  ASSIGN_OR_RETURN(optimizer_,
+                   optimizer::Optimizer::Create(
+                       {.layout = &layout,
+                        .node = node,
+                        .kernels = parts_.kernels,
+                        .pool = parts_.pool,
+                        .device = parts_.device,
+                        .state = state_.get(),
+                        .weights = parts_.job->weights(),
+                        .casts_weights = !plan_->quantizes_weights(),
+                        .observer = this}));
   engine::Parts engine_parts;
   engine_parts.layout = &layout;
   engine_parts.node = node;
@@ -154,7 +160,7 @@ v1::Join JobRuntime::MakeJoin() const {
   join.set_job_digest(absl::StrCat(
       static_cast<int>(spec.optimizer), "/", AnyMomentum(spec.groups), "/",
       absl::Hex(std::bit_cast<uint64_t>(spec.gradient_clipping)), "/",
-      spec.exchange));
+      layout::PolicyDigest(plan_->policy())));
   return join;
 }
 
@@ -319,6 +325,8 @@ absl::Status JobRuntime::MakeCollective(Generation generation) {
   }
   parts.weights = job->weights();
   parts.state_gradient = state_->gradient();
+  parts.plan = plan_.get();
+  parts.master = state_->master();
   parts.buckets_in_flight = parts_.buckets_in_flight;
   parts.observer = this;
   ASSIGN_OR_RETURN(collective_,

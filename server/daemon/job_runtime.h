@@ -35,6 +35,7 @@
 #include "server/device/device.h"
 #include "server/engine/job_engine.h"
 #include "server/engine/ports.h"
+#include "server/layout/exchange_plan.h"
 #include "server/membership/membership.h"
 #include "server/metrics/metrics.h"
 #include "server/optimizer/optimizer.h"
@@ -148,6 +149,7 @@ class JobRuntime final : public session::JobObserver,
 
   const JobRuntimeParts parts_;
   const int num_nodes_;
+  std::unique_ptr<layout::ExchangePlan> plan_;
   std::unique_ptr<optimizer::ShardState> state_;
   std::unique_ptr<optimizer::Optimizer> optimizer_;
   std::unique_ptr<engine::JobEngine> engine_;

@@ -33,7 +33,9 @@ class Session:
         entry that matches it.
       trainable: pattern or list of patterns; other tensors are frozen:
         published once, no gradient, no state. Default: all are trainable.
-      exchange: preset name; "exact" is the one of this version.
+      exchange: how weights and gradients cross between nodes: "exact",
+        "zeropp" (int8 weights, int4 gradients), or a dict of a policy's keys:
+        {"preset": "zeropp", "gradients": {"block": 64}}.
       gradient_clipping: largest global norm; None or 0: no clipping.
       resume: "auto": a held job of this name and tensors goes on; "never":
         it is refused; "must": there must be one.
@@ -63,7 +65,7 @@ class Session:
                  optimizer: Optional[Mapping[str, Any]] = None, *,
                  param_groups: Optional[Sequence[Mapping[str, Any]]] = None,
                  trainable: Union[None, str, Sequence[str]] = None,
-                 exchange: str = "exact",
+                 exchange: Union[str, Mapping[str, Any]] = "exact",
                  gradient_clipping: Optional[float] = None,
                  resume: str = "auto", address: Optional[str] = None,
                  coordinator: Optional[str] = None,
