@@ -109,7 +109,7 @@ TEST_F(RendezvousTest, RefusesASecondLivingNodeOfOneRank) {
 TEST_F(RendezvousTest, ReplacesANodeThatStartedAgain) {
   Wait(Request(1));
   const v1::RendezvousRequest again = Request(1, 3, 777);
-  for (int i = 0; i < 6; ++i) {
+  for (int i = 0; i < 5; ++i) {
     Wait(again);
     Wait(Request(0));
     EXPECT_NE(Wait(Request(2)), "") << "not with the dead one";
