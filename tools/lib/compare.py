@@ -26,9 +26,9 @@ def row(name: str, result: Dict[str, Any], ranks: int) -> Row:
     """One run's numbers."""
     steps = max(1, result["steps"])
     if result["interface_bytes"] is not None:
-        sent, source = result["interface_bytes"] / steps, "interface"
-    elif result["wire_bytes"]:
-        sent, source = result["wire_bytes"] / steps, "daemon"
+        sent, source = result["interface_bytes"], "interface"
+    elif result["wire_bytes"] is not None:
+        sent, source = result["wire_bytes"], "daemon"
     elif result["nodes"] > 1:
         sent, source = 8 * result["elements"] * (ranks - 1) / ranks, "formula"
     else:
