@@ -291,6 +291,52 @@ INSTANTIATE_TEST_SUITE_P(All, CodecConformanceTest,
                          ::testing::ValuesIn(Cases()),
                          [](const auto& info) { return NameOf(info.param); });
 
+// Relative L2 error on Gaussian blocks, published for these parameters by an
+// independent implementation; 5 % apart at most.
+TEST(CodecErrorTest, GaussianBlocks) {
+  constexpr auto kSym = kernels::Range::kSym;
+  constexpr auto kClip16 = kernels::Range::kClip16;
+  const struct {
+    CodecChoice choice;
+    double error;
+  } rows[] = {{{layout::CodecId::kInt8, {8, 64, kClip16}}, .0060},
+              {{layout::CodecId::kInt8, {8, 256, kClip16}}, .0069},
+              {{layout::CodecId::kInt8, {8, 2048, kClip16}}, .0081},
+              {{layout::CodecId::kInt4, {4, 64, kClip16}}, .0976},
+              {{layout::CodecId::kInt4, {4, 128, kClip16}}, .105},
+              {{layout::CodecId::kInt4, {4, 2048, kClip16}}, .129},
+              {{layout::CodecId::kInt4, {4, 64, kSym}}, .1056},
+              {{layout::CodecId::kInt4, {4, 128, kSym}}, .117},
+              {{layout::CodecId::kInt4, {4, 512, kSym}}, .132},
+              {{layout::CodecId::kInt4, {4, 2048, kSym}}, .147}};
+  base::SeededRandom random(21);
+  const auto uniform = [&random] {
+    return (static_cast<double>(random.Below(1 << 30)) + 0.5) / (1 << 30);
+  };
+  std::vector<float> values(256 * kCellElements);
+  for (float& value : values) {
+    value = static_cast<float>(std::sqrt(-2 * std::log(uniform())) *
+                               std::cos(2 * 3.14159265358979 * uniform()));
+  }
+  const auto count = static_cast<int64_t>(values.size());
+  for (const auto& [choice, error] : rows) {
+    const auto codec =
+        MakeCodec(choice, DType::kFloat32, &kernels::Reference());
+    std::vector<std::byte> bytes(codec->EncodedBytes(count));
+    std::vector<float> decoded(values.size());
+    codec->Encode({0, 0, count}, values.data(), bytes.data());
+    codec->Decode(count, bytes.data(), decoded.data());
+    double error2 = 0;
+    double value2 = 0;
+    for (size_t i = 0; i < values.size(); ++i) {
+      error2 += std::pow(double{decoded[i]} - values[i], 2);
+      value2 += std::pow(values[i], 2);
+    }
+    EXPECT_NEAR(std::sqrt(error2 / value2), error, 0.05 * error)
+        << layout::Name(choice.codec) << " " << choice.block.block;
+  }
+}
+
 // The bytes of kernels/FORMAT.md, sections 2 and 3, through the registry.
 TEST(CodecGoldenTest, TheExampleOfTheFormat) {
   const float values[] = {1, -1, .5, -.5, .3f, 0, -.0625, .9375};

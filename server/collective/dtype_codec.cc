@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstring>
+#include <cstddef>
 
 #include "kernels/codec.h"
 
@@ -31,7 +31,7 @@ class DTypeCodec final : public Codec {
   void Encode(const Run& run, const float* in, std::byte* out) const override {
     const int64_t size = PayloadBytes(run.count);
     kernels_->cast(in, dtype_, run.count, out);
-    std::memset(out + size, 0, EncodedBytes(run.count) - size);
+    std::fill(out + size, out + EncodedBytes(run.count), std::byte{0});
   }
 
   void Decode(int64_t count, const std::byte* in, float* out) const override {

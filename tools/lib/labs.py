@@ -14,7 +14,6 @@ import os
 import random
 import shutil
 import signal
-import tempfile
 import time
 from dataclasses import asdict, dataclass, field
 from typing import Any, Dict, List, Optional
@@ -74,6 +73,11 @@ def _entry(lab_id: str) -> str:
     return os.path.join(_ROOT, _PREFIX + lab_id)
 
 
+def _sockets(lab_id: str) -> str:
+    """Where a lab has its sockets whose folder has too long a name."""
+    return _entry(lab_id) + ".sockets"
+
+
 def _is_ours(path: str) -> bool:
     try:
         return os.lstat(path).st_uid == os.geteuid()
@@ -102,7 +106,8 @@ def claim(directory: Optional[str], rate: str) -> Lab:
     lab = Lab(lab_id, directory or _entry(lab_id), "", rate)
     lab.sockets = lab.directory
     if len(os.fsencode(lab.directory)) > _MAX_SOCKET_FOLDER:
-        lab.sockets = tempfile.mkdtemp(prefix="ballast-", dir=_ROOT)
+        lab.sockets = _sockets(lab_id)
+        os.mkdir(lab.sockets, 0o700)
     own(lab)
     return lab
 
@@ -170,6 +175,22 @@ def clean(lab: Lab) -> None:
     for path in (os.path.join(lab.directory, _STATE), _entry(lab.lab_id)):
         if os.path.islink(path) or os.path.isfile(path):
             os.remove(path)
+
+
+def clean_by_name(lab_id: str) -> bool:
+    """The same for a lab whose state is lost: what the id names. False if
+    there was nothing."""
+    if network.ID_PATTERN.match(lab_id) is None:
+        return False
+    found = bool(network.of_lab(lab_id, network.namespaces()))
+    network.remove(lab_id)
+    if _is_ours(_sockets(lab_id)):
+        shutil.rmtree(_sockets(lab_id))
+        found = True
+    if os.path.islink(_entry(lab_id)) and _is_ours(_entry(lab_id)):
+        os.remove(_entry(lab_id))
+        found = True
+    return found
 
 
 def end(lab: Lab) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Dict, List, NamedTuple, Optional
 import numpy as np
 
 _SHOWN_LOSSES = 10
+_COUNTS = ("wire_bytes", "payload_bytes", "interface_bytes")
 
 
 def digest(weights: Dict[str, np.ndarray]) -> str:
@@ -54,9 +55,10 @@ class Report:
 
 
 class Traffic:
-    """The bytes that this node sent to others in the steps of a run: as the
-    daemon counts them, and as the kernel counts them at the interface that
-    the lab gives each node when its links have a rate.
+    """The bytes that this node sent to others in a step: as the daemon counts
+    them, and as the kernel counts them at the interface that the lab gives
+    each node when its links have a rate. Means leave out the first step,
+    which carries the first weights as well.
 
     `elements` are trainable. Without other nodes there is nothing to say.
     """
@@ -64,16 +66,17 @@ class Traffic:
     def __init__(self, elements: int, nodes: int):
         self.elements = elements
         self.nodes = nodes
-        self.steps = 0
-        self.wire = 0
-        self.payload = 0
+        self._wire: List[int] = []
+        self._payload: List[int] = []
         self._interface = os.environ.get("BALLAST_LAB_INTERFACE", "")
-        self._start = self._counter()
+        self._start: Optional[int] = None
 
-    def add(self, wire: int, payload: int) -> None:
-        self.steps += 1
-        self.wire += wire
-        self.payload += payload
+    def add(self, wire: int = 0, payload: int = 0) -> None:
+        """A step is done."""
+        self._wire.append(wire)
+        self._payload.append(payload)
+        if len(self._wire) == 1:
+            self._start = self._counter()
 
     def _counter(self) -> Optional[int]:
         path = "/sys/class/net/%s/statistics/tx_bytes" % self._interface
@@ -87,43 +90,47 @@ class Traffic:
         return bytes_per_element * self.elements * (self.nodes - 1) / \
             self.nodes
 
-    def progress(self, wire: int) -> str:
-        """Of one step. Compression is against 4 bytes for each gradient and
-        for each weight."""
+    def progress(self) -> str:
+        """Of the last step. Compression is against 4 bytes for each gradient
+        and for each weight."""
+        wire = self._wire[-1]
         if self.nodes < 2 or wire == 0:
             return ""
-        return ", %.3f MB to other nodes (%.1fx compressed)" % (
-            1e-6 * wire, self.share(8) / wire)
+        return ", %.3f MB to other nodes (%s)" % (
+            1e-6 * wire, "with the first weights" if len(self._wire) == 1
+            else "%.1fx compressed" % (self.share(8) / wire))
 
-    def as_dict(self) -> Dict[str, Any]:
-        """Totals; call it when the last step is done."""
+    def means(self) -> Dict[str, Any]:
+        """Per step; None where nobody counts. Call it when the last step is
+        done."""
+        steps = len(self._wire) - 1
+        if self.nodes < 2 or steps < 1:
+            return dict.fromkeys(_COUNTS)
         end = self._counter()
-        return {"nodes": self.nodes, "elements": self.elements,
-                "wire_bytes": self.wire, "payload_bytes": self.payload,
-                "interface_bytes":
-                    None if end is None or self._start is None
-                    else end - self._start}
+        interface = None if end is None or self._start is None else \
+            (end - self._start) / steps
+        return dict(zip(_COUNTS, (sum(self._wire[1:]) / steps or None,
+                                  sum(self._payload[1:]) / steps or None,
+                                  interface)))
 
-
-def _bytes_summary(traffic: Traffic, totals: Dict[str, Any]) -> List[str]:
-    """Lines that compare with the formulae: M is 2 bytes for each trainable
-    element, ZeRO-3 moves 3M in a step and ZeRO++ 0.75M, (N-1)/N of it
-    between nodes."""
-    if traffic.nodes < 2 or traffic.wire == 0:
-        return []
-    sent = traffic.wire / traffic.steps
-    lines = ["sent by node 0 to other nodes, per step: %.3f MB, %.3f MB of it "
-             "codes, scales and values" % (
-                 1e-6 * sent, 1e-6 * traffic.payload / traffic.steps)]
-    for name, factor in (("ZeRO-3", 3.0), ("ZeRO++", 0.75)):
-        formula = traffic.share(2 * factor)
-        lines.append("  %s, %g M (N-1)/N: %.3f MB, %.2f times that" % (
-            name, factor, 1e-6 * formula, formula / sent))
-    if totals["interface_bytes"] is not None:
-        counted = totals["interface_bytes"] / traffic.steps
-        lines.append("  the interface counted:  %.3f MB, %.3f times that" % (
-            1e-6 * counted, counted / sent))
-    return lines
+    def summary(self) -> List[str]:
+        """Lines that compare with the formulae: M is 2 bytes for each
+        trainable element; ZeRO-3 moves 3M in a step and ZeRO++ 0.75M, (N-1)/N
+        of it between nodes."""
+        wire, payload, interface = self.means().values()
+        if not wire:
+            return []
+        lines = ["one node sends %.3f MB in a step, of it %.3f MB values, "
+                 "codes and scales" % (1e-6 * wire, 1e-6 * (payload or 0))]
+        for name, factor in (("ZeRO-3", 3.0), ("ZeRO++", 0.75)):
+            formula = self.share(2 * factor)
+            lines.append("  %s's formula, (N-1)/N x %g M: %.3f MB, %.2f "
+                         "times that" % (name, factor, 1e-6 * formula,
+                                         formula / wire))
+        if interface is not None:
+            lines.append("  the interface counted: %.3f MB, %.3f times that"
+                         % (1e-6 * interface, interface / wire))
+        return lines
 
 
 class Run(NamedTuple):
@@ -137,7 +144,7 @@ class Run(NamedTuple):
 def finish(run: Run, characters: int, path: Optional[str]) -> None:
     """Every rank shows its digest; rank 0 the summary, and writes it as JSON
     to `path`."""
-    totals = run.traffic.as_dict()
+    means = run.traffic.means()
     hexadecimal = digest(run.weights)
     print("rank %d digest %s" % (run.rank, hexadecimal), flush=True)
     if run.rank != 0:
@@ -146,7 +153,7 @@ def finish(run: Run, characters: int, path: Optional[str]) -> None:
     print("%.4f seconds per step, %d parameters, %d characters of text"
           % (run.report.seconds / max(1, len(run.report.losses)),
              sum(array.size for array in run.weights.values()), characters))
-    for line in _bytes_summary(run.traffic, totals):
+    for line in run.traffic.summary():
         print(line)
     if os.environ.get("BALLAST_LAB_DIR"):
         print("logs of workers and daemons: %s" %
@@ -154,5 +161,7 @@ def finish(run: Run, characters: int, path: Optional[str]) -> None:
     sys.stdout.flush()
     if path:
         with open(path, "w", encoding="utf-8") as stream:
-            json.dump({**run.report.as_dict(), **totals,
+            json.dump({**run.report.as_dict(), **means,
+                       "nodes": run.traffic.nodes,
+                       "elements": run.traffic.elements,
                        "digest": hexadecimal}, stream)

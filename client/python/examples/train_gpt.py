@@ -75,7 +75,7 @@ def train(options: argparse.Namespace, model: gpt.Gpt,
                       "daemon %.1f ms%s" % (
                           step, options.steps, loss.item(), result.grad_norm,
                           result.lr, 1e3 * result.seconds,
-                          traffic.progress(result.wire_bytes_sent)),
+                          traffic.progress()),
                       flush=True)
         report.seconds = time.monotonic() - start
         return Run(report, dict(session.params), session.rank, traffic)

@@ -53,6 +53,7 @@ def train(options: argparse.Namespace, model: gpt.Gpt,
         norm = nn.utils.clip_grad_norm_(model.parameters(), gpt.CLIPPING)
         optimizer.step()
         report.add(loss.item())
+        traffic.add()
         if rank == 0 and (step % options.every == 0 or step == 1):
             print("step %d/%d: loss %.4f, gradient norm %.3f" %
                   (step, options.steps, loss.item(), norm), flush=True)
