@@ -81,6 +81,11 @@ void WorkerDoor::OnWorker(std::unique_ptr<ipc::WorkerLink> link,
 
 void WorkerDoor::OnRefused(const ipc::PeerIdentity& peer,
                            const absl::Status& reason) {
+  // Whoever only wants to know if a daemon lives says nothing and leaves.
+  if (absl::IsUnavailable(reason)) {
+    LogInfo(absl::StrCat("probe pid=", peer.pid, " uid=", peer.uid));
+    return;
+  }
   const char* outcome = "protocol";
   if (absl::IsPermissionDenied(reason)) {
     const bool is_token = reason.message().find("token") != std::string::npos;

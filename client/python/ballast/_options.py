@@ -107,7 +107,7 @@ def coordinator(argument: Optional[str], env: Mapping[str, str]) -> str:
     needs it."""
     value = argument or env.get("BALLAST_COORDINATOR") or ""
     if value:
-        host, _, port = value.rpartition(":")
+        host, _, port = str(value).rpartition(":")
         if not host or not port.isdigit() or not 0 < int(port) < 65536:
             raise errors.InvalidArgument(
                 "coordinator %s is not host:port" % _names.shown(value))

@@ -69,11 +69,11 @@ def _shape(name: str, shape: Any) -> Tuple[int, ...]:
     try:
         result = tuple(int(d) for d in shape)
         exact = all(int(d) == d for d in shape)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         result, exact = (), False
-    if not exact or any(d < 0 for d in result):
+    if not exact or any(not 0 <= d < 1 << 63 for d in result):
         raise errors.InvalidArgument(
-            "tensor %s: shape %s is not a tuple of integers >= 0"
+            "tensor %s: shape %s is not a tuple of 64-bit integers >= 0"
             % (_names.shown(name), _names.shown(shape)))
     return result
 

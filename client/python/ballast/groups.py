@@ -21,7 +21,7 @@ _FIXED = ("match", "params")
 def _number(key: str, value: Any) -> float:
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number) or number < 0 or isinstance(value, str):
         raise errors.InvalidArgument(
@@ -142,7 +142,7 @@ def parse_optimizer(optimizer: Any) -> Tuple[str, Dict[str, Any]]:
             "{\"name\": \"adamw\", \"lr\": 3e-4}, not %s"
             % _names.shown(optimizer))
     name = optimizer["name"]
-    if name not in OPTIMIZERS:
+    if not isinstance(name, str) or name not in OPTIMIZERS:
         raise errors.InvalidArgument(
             "optimizer %s is not one of %s"
             % (_names.shown(name), ", ".join(OPTIMIZERS)))

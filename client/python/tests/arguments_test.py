@@ -62,6 +62,9 @@ class TensorsTest(Refuses):
                                                           "float32")))
         self.assertRefused(["shape"], lambda: parse("w", ((2.5,),
                                                           "float32")))
+        for bad in (1 << 63, (1 << 64) + 5, float("inf")):
+            self.assertRefused(["64-bit"], lambda b=bad: parse(
+                "w", ((b,), "float32")))
         self.assertRefused(["33 dimensions"], lambda: parse(
             "w", ((1,) * 33, "float32")))
 
@@ -146,6 +149,10 @@ class GroupsTest(Refuses):
     def test_unknown_optimizer(self):
         self.assertRefused(["'lion'", "sgd, adam, adamw"],
                            lambda: groups.parse_optimizer({"name": "lion"}))
+        self.assertRefused(["adamw"], lambda: groups.parse_optimizer(
+            {"name": ["sgd"]}))
+        self.assertRefused(["lr"], lambda: groups.parse_optimizer(
+            {"name": "sgd", "lr": 10**400}))
         self.assertRefused(["\"name\""], lambda: groups.parse_optimizer({}))
 
 
@@ -208,7 +215,7 @@ class OptionsTest(Refuses):
         self.assertEqual(_options.address(None, {"BALLAST_ADDRESS": "/a"}),
                          "/a")
         self.assertEqual(_options.coordinator("h:1", {}), "h:1")
-        for bad in ("h", ":1", "h:x", "h:0", "h:65536"):
+        for bad in ("h", ":1", "h:x", "h:0", "h:65536", 7):
             self.assertRefused(["host:port"],
                                lambda b=bad: _options.coordinator(b, {}))
 

@@ -1,6 +1,5 @@
-// What a node gives others so that they can connect: opaque bytes for them.
-// UCX does not bear arbitrary bytes as an address, so the token is checked
-// before any of it gets there.
+// What a node gives others so that they can connect: opaque bytes for them,
+// checked before they are used.
 //
 //   | magic u32 | version u16 | address bytes u16 | node i32 | 0 u32 |
 //   | incarnation u64 | address … | XXH3-64 of all before, seeded |

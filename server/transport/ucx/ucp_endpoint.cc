@@ -3,26 +3,43 @@
 #include <utility>
 
 #include "server/base/status_macros.h"
+#include "server/transport/ucx/socket_address.h"
 #include "server/transport/ucx/ucx_ids.h"
 #include "server/transport/ucx/ucx_status.h"
 
 namespace ballast::transport {
 
-absl::StatusOr<std::unique_ptr<UcpEndpoint>> UcpEndpoint::Create(
+absl::StatusOr<std::unique_ptr<UcpEndpoint>> UcpEndpoint::Connect(
     UcpWorker* worker, const std::string& address) {
+  ASSIGN_OR_RETURN(const SocketAddress to, SocketAddress::FromString(address));
   std::unique_ptr<UcpEndpoint> endpoint(new UcpEndpoint());
   ucp_ep_params_t params{};
-  params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS |
-                      UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
-                      UCP_EP_PARAM_FIELD_ERR_HANDLER;
-  params.address = reinterpret_cast<const ucp_address_t*>(address.data());
-  params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
-  params.err_handler.cb = OnError;
-  params.err_handler.arg = endpoint.get();
-  RETURN_IF_ERROR(
-      UcxStatus(ucp_ep_create(worker->get(), &params, &endpoint->endpoint_),
-                "ucp_ep_create"));
+  params.field_mask = UCP_EP_PARAM_FIELD_FLAGS | UCP_EP_PARAM_FIELD_SOCK_ADDR;
+  params.flags = UCP_EP_PARAMS_FLAGS_CLIENT_SERVER;
+  params.sockaddr.addr = to.get();
+  params.sockaddr.addrlen = to.size();
+  RETURN_IF_ERROR(endpoint->Open(worker, &params));
   return endpoint;
+}
+
+absl::StatusOr<std::unique_ptr<UcpEndpoint>> UcpEndpoint::Accept(
+    UcpWorker* worker, ucp_conn_request_h request) {
+  std::unique_ptr<UcpEndpoint> endpoint(new UcpEndpoint());
+  ucp_ep_params_t params{};
+  params.field_mask = UCP_EP_PARAM_FIELD_CONN_REQUEST;
+  params.conn_request = request;
+  RETURN_IF_ERROR(endpoint->Open(worker, &params));
+  return endpoint;
+}
+
+absl::Status UcpEndpoint::Open(UcpWorker* worker, ucp_ep_params_t* params) {
+  params->field_mask |=
+      UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
+  params->err_mode = UCP_ERR_HANDLING_MODE_PEER;
+  params->err_handler.cb = OnError;
+  params->err_handler.arg = this;
+  return UcxStatus(ucp_ep_create(worker->get(), params, &endpoint_),
+                   "ucp_ep_create");
 }
 
 void UcpEndpoint::OnError(void* endpoint, ucp_ep_h, ucs_status_t status) {

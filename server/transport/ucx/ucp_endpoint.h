@@ -1,4 +1,6 @@
-// The way to one peer's worker.
+// A connection: to a peer's worker, or accepted from one. Always by socket
+// addresses and a listener: with worker addresses UCX 1.13 aborts the process
+// when the other side dies at the wrong moment of connecting (README.md).
 //
 // Threading: its worker's thread; callbacks come from inside the worker's
 // Progress(), or from Send and Close. They must not release the endpoint.
@@ -27,11 +29,13 @@ class UcpSendObserver {
 
 class UcpEndpoint {
  public:
-  // `worker` outlives the endpoint. `address` comes from Address() of a
-  // worker: UCX does not bear arbitrary bytes here. Does not wait; whether
-  // somebody answers is seen later.
-  static absl::StatusOr<std::unique_ptr<UcpEndpoint>> Create(
+  // `worker` outlives the endpoint; `address` is another worker's. Does not
+  // wait; whether somebody answers is seen later.
+  static absl::StatusOr<std::unique_ptr<UcpEndpoint>> Connect(
       UcpWorker* worker, const std::string& address);
+  // What OnConnection of `worker` told. The request is used up in any case.
+  static absl::StatusOr<std::unique_ptr<UcpEndpoint>> Accept(
+      UcpWorker* worker, ucp_conn_request_h request);
   // Closes.
   ~UcpEndpoint() { Close(); }
 
@@ -50,6 +54,7 @@ class UcpEndpoint {
 
  private:
   UcpEndpoint() = default;
+  absl::Status Open(UcpWorker* worker, ucp_ep_params_t* params);
   static void OnError(void* endpoint, ucp_ep_h, ucs_status_t status);
   static void OnSendDone(void* request, ucs_status_t, void* observer);
 

@@ -7,6 +7,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "server/base/status_macros.h"
+#include "server/transport/ucx/socket_address.h"
 #include "server/transport/ucx/ucx_ids.h"
 #include "server/transport/ucx/ucx_status.h"
 
@@ -51,6 +52,10 @@ ucs_status_t OnActiveMessage(void* receiver, const void*, size_t, void* data,
   return UCS_OK;
 }
 
+void OnConnectionRequest(ucp_conn_request_h request, void* receiver) {
+  static_cast<UcpReceiver*>(receiver)->OnConnection(request);
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<UcpWorker>> UcpWorker::Create(
@@ -87,6 +92,29 @@ absl::Status UcpWorker::Open(const Options& options) {
   RETURN_IF_ERROR(
       UcxStatus(ucp_worker_get_efd(worker_, &event_fd_), "ucp_worker_get_efd"));
 
+  RETURN_IF_ERROR(SetHandler());
+  return Listen(options);
+}
+
+absl::Status UcpWorker::Listen(const Options& options) {
+  SocketAddress address;
+  if (options.listen_address.empty()) {
+    ASSIGN_OR_RETURN(address, SocketAddress::OfDevice(options.devices));
+  } else {
+    ASSIGN_OR_RETURN(address, SocketAddress::Parse(options.listen_address, 0));
+  }
+  ucp_listener_params_t params{};
+  params.field_mask = UCP_LISTENER_PARAM_FIELD_SOCK_ADDR |
+                      UCP_LISTENER_PARAM_FIELD_CONN_HANDLER;
+  params.sockaddr.addr = address.get();
+  params.sockaddr.addrlen = address.size();
+  params.conn_handler.cb = OnConnectionRequest;
+  params.conn_handler.arg = receiver_;
+  return UcxStatus(ucp_listener_create(worker_, &params, &listener_),
+                   absl::StrCat("listen on ", address.ToString()));
+}
+
+absl::Status UcpWorker::SetHandler() {
   ucp_am_handler_param_t handler{};
   handler.field_mask =
       UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
@@ -100,6 +128,7 @@ absl::Status UcpWorker::Open(const Options& options) {
 }
 
 UcpWorker::~UcpWorker() {
+  if (listener_ != nullptr) ucp_listener_destroy(listener_);
   if (worker_ != nullptr) ucp_worker_destroy(worker_);
   if (context_ != nullptr) ucp_cleanup(context_);
 }
@@ -115,13 +144,15 @@ void UcpWorker::Flush(absl::FunctionRef<bool()> keep_going) {
 }
 
 absl::StatusOr<std::string> UcpWorker::Address() const {
-  ucp_address_t* address = nullptr;
-  size_t size = 0;
-  RETURN_IF_ERROR(UcxStatus(ucp_worker_get_address(worker_, &address, &size),
-                            "ucp_worker_get_address"));
-  std::string bytes(reinterpret_cast<const char*>(address), size);
-  ucp_worker_release_address(worker_, address);
-  return bytes;
+  ucp_listener_attr_t attributes{};
+  attributes.field_mask = UCP_LISTENER_ATTR_FIELD_SOCKADDR;
+  RETURN_IF_ERROR(UcxStatus(ucp_listener_query(listener_, &attributes),
+                            "ucp_listener_query"));
+  return SocketAddress(attributes.sockaddr).ToString();
+}
+
+void UcpWorker::Reject(ucp_conn_request_h request) {
+  ucp_listener_reject(listener_, request);
 }
 
 }  // namespace ballast::transport

@@ -1,5 +1,5 @@
-// A UCP context with its one worker: what receives, makes progress and is
-// waited for. Set up from Options alone; the variables UCX_* of the
+// A UCP context with its one worker: what listens, receives, makes progress
+// and is waited for. Set up from Options alone; the variables UCX_* of the
 // environment still count where Options say nothing.
 //
 // Threading: confined to one thread at a time (UCS_THREAD_MODE_SINGLE).
@@ -20,13 +20,17 @@
 
 namespace ballast::transport {
 
-// Takes the messages of a worker; called from inside Progress().
+// Takes what comes to a worker; called from inside Progress().
 class UcpReceiver {
  public:
   virtual ~UcpReceiver() = default;
 
   // `message` is hostile input, gone when the call returns.
   virtual void OnMessage(std::span<const std::byte> message) = 0;
+
+  // Somebody connects. The request goes to UcpEndpoint::Accept or to Reject,
+  // later, not from inside.
+  virtual void OnConnection(ucp_conn_request_h request) = 0;
 };
 
 class UcpWorker {
@@ -36,6 +40,9 @@ class UcpWorker {
     // Empty: UCX chooses. Between network namespaces of one machine it must
     // be set, otherwise UCX may find a way around the link.
     std::string devices;
+    // IP address, numeric, to listen on, at any port. Empty: the one of
+    // `devices`, if that is one device.
+    std::string listen_address;
     // Messages up to this size, UCX's headers included, travel as one piece
     // and without a copy by UCX. At least 16 KiB.
     size_t segment_bytes = 64 << 10;
@@ -52,7 +59,10 @@ class UcpWorker {
   ucp_worker_h get() const { return worker_; }
   // Becomes readable after Arm() when there is something to do.
   int event_fd() const { return event_fd_; }
+  // "10.0.0.1:47011", for UcpEndpoint::Connect.
   absl::StatusOr<std::string> Address() const;
+
+  void Reject(ucp_conn_request_h request);
 
   // Brings what UCX has taken to the kernel, while `keep_going` says so.
   void Flush(absl::FunctionRef<bool()> keep_going);
@@ -66,10 +76,13 @@ class UcpWorker {
   explicit UcpWorker(UcpReceiver* receiver) : receiver_(receiver) {}
 
   absl::Status Open(const Options& options);
+  absl::Status Listen(const Options& options);
+  absl::Status SetHandler();
 
   UcpReceiver* const receiver_;
   ucp_context_h context_ = nullptr;
   ucp_worker_h worker_ = nullptr;
+  ucp_listener_h listener_ = nullptr;
   int event_fd_ = -1;  // UCX's own
 };
 

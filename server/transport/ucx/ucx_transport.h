@@ -47,7 +47,8 @@ class UcxTransport final : public Transport {
   };
 
   // InvalidArgument for options that make no sense; FailedPrecondition when
-  // the devices or transports that they name are not there.
+  // the devices or transports that they name are not there. Without
+  // wire.listen_address, wire.devices must name one device.
   static absl::StatusOr<std::unique_ptr<UcxTransport>> Create(
       const Options& options, NodeRank self, Incarnation incarnation,
       const base::Clock* clock, base::Executor* executor);
@@ -64,6 +65,7 @@ class UcxTransport final : public Transport {
   // another node's; FailedPrecondition if it is of another incarnation.
   absl::Status Connect(NodeRank node, std::string_view token,
                        Incarnation incarnation);
+  // What waits for the node fails here; there it is noticed as silence.
   void Disconnect(NodeRank node);
 
   // NotFound, OK (also while it connects) or why the peer failed.

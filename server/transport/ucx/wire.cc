@@ -11,7 +11,6 @@
 
 #include "server/base/errno_status.h"
 #include "server/base/status_macros.h"
-#include "server/transport/ucx/ucp_endpoint.h"
 
 namespace ballast::transport {
 namespace {
@@ -47,7 +46,7 @@ class Wire::Link {
   }
 
   void Open(UcpWorker* worker, const std::string& address) {
-    auto endpoint = UcpEndpoint::Create(worker, address);
+    auto endpoint = UcpEndpoint::Connect(worker, address);
     status_ = endpoint.status();
     if (endpoint.ok()) endpoint_ = *std::move(endpoint);
   }
@@ -122,6 +121,7 @@ absl::StatusOr<std::unique_ptr<Wire>> Wire::Create(const Options& options,
   UcpWorker::Options worker_options;
   worker_options.transports = options.transports;
   worker_options.devices = options.devices;
+  worker_options.listen_address = options.listen_address;
   worker_options.segment_bytes =
       std::max(worker_options.segment_bytes,
                protocol->max_message_bytes() + kUcxHeaderBytes);
@@ -132,6 +132,8 @@ absl::StatusOr<std::unique_ptr<Wire>> Wire::Create(const Options& options,
 }
 
 Wire::~Wire() {
+  for (const ucp_conn_request_h request : requests_) worker_->Reject(request);
+  incoming_.clear();
   for (auto& [node, link] : links_) link->Close();
   worker_.reset();  // gives back what the retired links still lend
 }
@@ -152,6 +154,24 @@ void Wire::Wake() {
 
 void Wire::OnMessage(std::span<const std::byte> message) {
   protocol_->OnMessage(message, clock_->Now());
+}
+
+void Wire::OnConnection(ucp_conn_request_h request) {
+  requests_.push_back(request);
+}
+
+void Wire::Accept() {
+  std::erase_if(incoming_,
+                [](const auto& endpoint) { return !endpoint->status().ok(); });
+  for (const ucp_conn_request_h request : std::exchange(requests_, {})) {
+    if (static_cast<int>(incoming_.size()) >= options_.max_incoming) {
+      worker_->Reject(request);
+      continue;
+    }
+    auto endpoint = UcpEndpoint::Accept(worker_.get(), request);
+    // If it broke already, the other side tries again or fails.
+    if (endpoint.ok()) incoming_.push_back(*std::move(endpoint));
+  }
 }
 
 void Wire::RunCommands() {
@@ -214,6 +234,7 @@ void Wire::Tick() {
 void Wire::RunOnce(absl::Duration max_wait) {
   RunCommands();
   bool did_something = MakeProgress();
+  Accept();
   Tick();
   did_something |= Pump();
   if (!did_something) WaitFor(max_wait);

@@ -31,6 +31,7 @@
 #include "server/base/mutex.h"
 #include "server/base/unique_fd.h"
 #include "server/transport/ucx/protocol.h"
+#include "server/transport/ucx/ucp_endpoint.h"
 #include "server/transport/ucx/ucp_worker.h"
 
 namespace ballast::transport {
@@ -40,6 +41,9 @@ class Wire final : public UcpReceiver {
   struct Options {
     std::string transports = "tcp";
     std::string devices;
+    std::string listen_address;
+    // Connections taken from others; more are refused.
+    int max_incoming = 1024;
     // Messages under way to one peer, each of at most a chunk.
     int window = 4;
     // How long Drain waits for what is queued.
@@ -77,7 +81,9 @@ class Wire final : public UcpReceiver {
   Wire(const Options& options, Protocol* protocol, const base::Clock* clock);
 
   void OnMessage(std::span<const std::byte> message) override;
+  void OnConnection(ucp_conn_request_h request) override;
   void RunCommands();
+  void Accept();
   bool MakeProgress();
   bool Pump();
   void Tick();
@@ -92,6 +98,9 @@ class Wire final : public UcpReceiver {
   std::string address_;
   absl::Time next_tick_ = absl::InfinitePast();
   absl::flat_hash_map<NodeRank, std::unique_ptr<Link>> links_;
+  // What others send comes over connections of theirs.
+  std::vector<ucp_conn_request_h> requests_;
+  std::vector<std::unique_ptr<UcpEndpoint>> incoming_;
   // Closed, but UCX may still hold messages of theirs.
   std::vector<std::unique_ptr<Link>> retired_;
 
