@@ -17,7 +17,8 @@ fail() {
 
 flags=(--set "listen.workers=unix://$dir/w.sock"
        --set "listen.admin=unix://$dir/a.sock"
-       --set listen.http=127.0.0.1:0 --set listen.health=127.0.0.1:0)
+       --set listen.http=127.0.0.1:0 --set listen.health=127.0.0.1:0
+       --set listen.peer=127.0.0.1:0)
 ctl() { "$ballastctl" --address "unix://$dir/a.sock" "$@"; }
 
 start() {

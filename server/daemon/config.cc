@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/base/names.h"
 #include "server/base/status_macros.h"
+#include "server/daemon/local_address.h"
 #include "server/daemon/units.h"
 #include "server/daemon/yaml_message.h"
 
@@ -106,6 +107,11 @@ absl::Status CheckTransport(const v1::TransportConfig& transport) {
   RETURN_IF_ERROR(CheckNames("transport.ucx_tls", transport.ucx_tls(), false));
   RETURN_IF_ERROR(
       CheckNames("transport.ucx_devices", transport.ucx_devices(), true));
+  if (!transport.listen_address().empty() &&
+      !NumericHost(absl::StrCat("[", transport.listen_address(), "]:1"))) {
+    return Wrong("transport.listen_address", transport.listen_address(),
+                 "a numeric IP address of this machine, or nothing");
+  }
   RETURN_IF_ERROR(CheckRange<uint64_t>(
       "transport.chunk_bytes", transport.chunk_bytes(), 16 << 10, 4 << 20));
   RETURN_IF_ERROR(

@@ -77,6 +77,7 @@ TEST(ConfigTest, TransportTakesPlainNamesOnly) {
        {"transport.ucx_tls=", "transport.ucx_tls=tcp;x",
         "transport.ucx_tls=t p", "transport.ucx_devices=eth0\nX",
         "transport.chunk_bytes=1KiB", "transport.peer_timeout=0s",
+        "transport.listen_address=node-0", "transport.listen_address=0.0.0.0",
         "transport.connect_timeout=soon"}) {
     EXPECT_THAT(LoadConfig("", {wrong}), StatusIs(kInvalid, "transport."))
         << wrong;

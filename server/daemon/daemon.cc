@@ -151,6 +151,12 @@ absl::Status Daemon::Listen() {
       "listening workers=", addresses.workers, " admin=", addresses.admin,
       " http=", or_off(addresses.http), " health=", or_off(addresses.health),
       " peer=", or_off(addresses.peer)));
+  if (peers_ != nullptr) {
+    const std::string address = TransportAddress(config_);
+    LogInfo(absl::StrCat("transport tls=", config_.transport().ucx_tls(),
+                         " device=", config_.transport().ucx_devices(),
+                         " address=", address.empty() ? "device's" : address));
+  }
   return absl::OkStatus();
 }
 

@@ -5,6 +5,7 @@
 #define SERVER_DAEMON_OPTIONS_H_
 
 #include <cstdint>
+#include <string>
 
 #include "absl/time/time.h"
 #include "proto/config.pb.h"
@@ -20,6 +21,8 @@ absl::Duration JoinTimeout(const v1::Config& config);
 uint64_t MaxTotalBytes(const v1::Config& config);  // 0 -> 4/5 of the memory
 session::Options SessionOptions(const v1::Config& config);
 absl::Duration PeerTimeout(const v1::Config& config);
+// Where data of other nodes comes in; empty: the address of the one device.
+std::string TransportAddress(const v1::Config& config);
 UcxPeerPlane::Options PeerPlaneOptions(const v1::Config& config);
 
 }  // namespace ballast::daemon
