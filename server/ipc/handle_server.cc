@@ -156,12 +156,7 @@ void HandleServer::AddPending(base::UniqueFd socket) {
     Refuse(pending, peer.status());
     return;
   }
-  if (num_pending() >= options_.max_pending) {
-    Refuse(pending,
-           absl::ResourceExhaustedError(absl::StrCat(
-               num_pending(), " connections wait for their Hello; try again")));
-    return;
-  }
+  pending.number = ++num_accepted_;
   if (const absl::Status status =
           loop_->WatchFd(fd, EPOLLIN, [this, fd](uint32_t) { OnHello(fd); });
       !status.ok()) {
@@ -169,19 +164,40 @@ void HandleServer::AddPending(base::UniqueFd socket) {
     return;
   }
   pending.deadline = loop_->PostAfter(options_.hello_deadline, [this, fd] {
-    loop_->UnwatchFd(fd);
-    const auto late = pending_.extract(fd);
-    Refuse(late.mapped(),
+    Refuse(TakePending(fd),
            absl::DeadlineExceededError("no Hello came within the deadline"));
   });
   pending_.emplace(fd, std::move(pending));
+  if (num_pending() > options_.max_pending) MakeRoom();
+}
+
+HandleServer::Pending HandleServer::TakePending(int fd) {
+  Pending pending = std::move(pending_.extract(fd).mapped());
+  loop_->UnwatchFd(fd);
+  loop_->Cancel(pending.deadline);
+  return pending;
+}
+
+void HandleServer::MakeRoom() {
+  absl::flat_hash_map<uid_t, int> per_uid;
+  for (const auto& [fd, pending] : pending_) ++per_uid[pending.peer.uid];
+  int victim = -1;
+  std::pair<int, uint64_t> best;  // how many of its uid, how early
+  for (const auto& [fd, pending] : pending_) {
+    const std::pair<int, uint64_t> rank(per_uid[pending.peer.uid],
+                                        UINT64_MAX - pending.number);
+    if (victim >= 0 && rank < best) continue;
+    victim = fd;
+    best = rank;
+  }
+  Refuse(TakePending(victim),
+         absl::ResourceExhaustedError(
+             absl::StrCat("no Hello came, and more than ", options_.max_pending,
+                          " connections wait for theirs")));
 }
 
 void HandleServer::OnHello(int fd) {
-  auto node = pending_.extract(fd);
-  Pending& pending = node.mapped();
-  loop_->UnwatchFd(fd);
-  loop_->Cancel(pending.deadline);
+  Pending pending = TakePending(fd);
   base::UniqueFd pidfd;
   if (const absl::Status status = CheckHello(pending, &pidfd); !status.ok()) {
     Refuse(pending, status);

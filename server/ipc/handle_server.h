@@ -9,8 +9,10 @@
 // existing socket lives. A dead one's socket is replaced, a live one's refused.
 //
 // Hostile peers: at most max_pending connections wait for their Hello, each
-// for a bounded time; a Hello has bounded size and exactly one fd, which must
-// be a pidfd of the peer itself. The kernel's SO_PEERCRED pid and the pidfd's
+// for a bounded time. One more takes the place of the oldest one of the uid
+// that has most: silence cannot lock out a worker, whose Hello comes at once.
+// A Hello has bounded size and exactly one fd, which must be a pidfd of the
+// peer itself. The kernel's SO_PEERCRED pid and the pidfd's
 // pid are compared when both are visible in the daemon's pid namespace; a
 // worker in a namespace that the daemon does not see shows as pid 0 and
 // passes on its token alone.
@@ -89,6 +91,7 @@ class HandleServer {
     base::UniqueFd socket;
     PeerIdentity peer;
     base::TimerId deadline = 0;
+    uint64_t number = 0;  // in the order of their coming
   };
 
   HandleServer(Options options, SocketPath path, base::EventLoop* loop,
@@ -99,6 +102,8 @@ class HandleServer {
   void OnAcceptable();
   void PauseAccepting();
   void AddPending(base::UniqueFd socket);
+  void MakeRoom();
+  Pending TakePending(int fd);
   void OnHello(int fd);
   absl::Status CheckHello(const Pending& pending, base::UniqueFd* pidfd);
   void Refuse(const Pending& pending, const absl::Status& reason);
@@ -112,6 +117,7 @@ class HandleServer {
   WorkerAcceptor* const acceptor_;
   bool is_accepting_ = false;
   base::TimerId resume_timer_ = 0;
+  uint64_t num_accepted_ = 0;
   absl::flat_hash_map<int, Pending> pending_;  // by fd
 };
 

@@ -253,16 +253,31 @@ TEST_F(HandleServerTest, SilenceEndsAtTheDeadline) {
   EXPECT_EQ(server_->num_pending(), 0);
 }
 
-TEST_F(HandleServerTest, SilentConnectionsAreBounded) {
+// I26: who says nothing makes room for a worker, the oldest first.
+TEST_F(HandleServerTest, SilentConnectionsAreBoundedAndLockNobodyOut) {
   options_.max_pending = 2;
   StartServer();
   std::vector<UniqueFd> sockets;
   for (int i = 0; i < 2; ++i) sockets.push_back(RawConnect());
   ASSERT_TRUE(TurnUntil([&] { return server_->num_pending() == 2; }));
-  EXPECT_THAT(Connect(), StatusIs(absl::StatusCode::kResourceExhausted));
-  sockets.clear();
-  ASSERT_TRUE(TurnUntil([&] { return server_->num_pending() == 0; }));
   EXPECT_THAT(Connect(), IsOk());
+  ASSERT_EQ(daemon_.refusals.size(), 1u);
+  EXPECT_THAT(daemon_.refusals[0],
+              StatusIs(absl::StatusCode::kResourceExhausted, "no Hello came"));
+  EXPECT_EQ(server_->num_pending(), 1);
+  // The oldest was told, the other still waits.
+  std::array<std::byte, 2048> buffer;
+  Packet packet;
+  auto result = ReceivePacket(sockets[0].get(), buffer, &packet);
+  ASSERT_THAT(result, IsOk());
+  EXPECT_EQ(*result, IoResult::kDone);
+  result = ReceivePacket(sockets[1].get(), buffer, &packet);
+  ASSERT_THAT(result, IsOk());
+  EXPECT_EQ(*result, IoResult::kWouldBlock);
+  // However often it comes again, and how many there are.
+  for (int i = 0; i < 40; ++i) sockets.push_back(RawConnect());
+  EXPECT_THAT(Connect(), IsOk());
+  EXPECT_LE(server_->num_pending(), 2);
 }
 
 TEST_F(HandleServerTest, HandsSegmentsOver) {
