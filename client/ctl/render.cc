@@ -70,6 +70,8 @@ std::string Render(const v1::StatusReply& status) {
                              ? "off"
                              : absl::StrCat("http://", status.metrics_address(),
                                             "/metrics")) +
+      Line("peers at",
+           status.peer_address().empty() ? "off" : status.peer_address()) +
       Line("shared memory", FormatBytes(status.shared_memory_bytes())) +
       Line("jobs", absl::StrCat(status.jobs_size()));
   if (status.jobs_size() > 0) {
@@ -118,7 +120,14 @@ std::string Render(const v1::GetJobReply& job) {
                   worker.pid() == 0 ? "-" : absl::StrCat(worker.pid()),
                   absl::StrCat(worker.buckets_pushed())});
   }
-  return absl::StrCat(text, "\n", table.ToString());
+  absl::StrAppend(&text, "\n", table.ToString());
+  if (job.nodes_size() == 0) return text;
+  Table nodes({"NODE", "LINK", "WAITS FOR"});
+  for (const v1::PeerNode& node : job.nodes()) {
+    nodes.AddRow({absl::StrCat(node.node()), node.state(),
+                  node.waiting_for().empty() ? "-" : node.waiting_for()});
+  }
+  return absl::StrCat(text, "\n", nodes.ToString());
 }
 
 std::string Render(const v1::VersionReply& version) {

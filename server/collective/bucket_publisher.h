@@ -13,22 +13,25 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/base/ids.h"
+#include "server/collective/bucket_operation.h"
 #include "server/collective/context.h"
 #include "server/transport/transport.h"
 
 namespace ballast::collective {
 
-class BucketPublisher final : private transport::ExchangeObserver {
+class BucketPublisher final : public BucketOperation,
+                              private transport::ExchangeObserver {
  public:
   static absl::StatusOr<std::unique_ptr<BucketPublisher>> Create(
       Context* context, BucketId bucket);
 
-  // An error is reported here and not to the observer.
-  absl::Status Start(Step step);
-  void Cancel();
+  absl::Status Start(Step step) override;
+  void Cancel() override;
 
-  uint64_t payload_sent() const { return payload_sent_; }
-  const transport::Exchange* exchange() const { return exchange_.get(); }
+  uint64_t payload_sent() const override { return payload_sent_; }
+  const transport::Exchange* exchange() const override {
+    return exchange_.get();
+  }
 
  private:
   BucketPublisher(Context* context, BucketId bucket);

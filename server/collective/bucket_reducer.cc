@@ -120,16 +120,17 @@ void BucketReducer::MakeTasks() {
   if (finish_tasks_.empty()) finish_tasks_.emplace_back(this, nullptr);
 }
 
-void BucketReducer::Start(Step step) {
+absl::Status BucketReducer::Start(Step step) {
   step_ = step;
   reduced_ = {};
   if (exchange_ == nullptr) {
     num_left_ = finish_tasks_.size();
     for (FinishTask& task : finish_tasks_) context_->gate.Submit(&task);
-    return;
+    return absl::OkStatus();
   }
   num_left_ = sum_tasks_.size();
   for (SumTask& task : sum_tasks_) context_->gate.Submit(&task);
+  return absl::OkStatus();
 }
 
 void BucketReducer::Cancel() {
@@ -209,12 +210,7 @@ void BucketReducer::FinishPiece(int thread, const layout::Piece& piece,
   parts.kernels->finish_mean(context_->tree.ranges(), sums,
                              parts.layout->topology().world_size(),
                              piece.size(), out);
-  for (int64_t cell = 0; cell < piece.size(); cell += layout::kCellElements) {
-    const kernels::CellNorm norm = parts.kernels->cell_norm(
-        out + cell, std::min(layout::kCellElements, piece.size() - cell));
-    reduced->finite = reduced->finite && norm.finite;
-    if (norm.finite) reduced->norm2.Add(norm.norm2);
-  }
+  context_->AddNorm(out, piece.size(), reduced);
 }
 
 }  // namespace ballast::collective

@@ -18,13 +18,15 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/base/ids.h"
+#include "server/collective/bucket_operation.h"
 #include "server/collective/context.h"
 #include "server/collective/window_plan.h"
 #include "server/transport/transport.h"
 
 namespace ballast::collective {
 
-class BucketReducer final : private transport::ExchangeObserver {
+class BucketReducer final : public BucketOperation,
+                            private transport::ExchangeObserver {
  public:
   // `window` has PlanWindow(...).elements; empty with one node. It is in use
   // from Start to the report, or to Cancel and an idle gate.
@@ -32,13 +34,13 @@ class BucketReducer final : private transport::ExchangeObserver {
       Context* context, BucketId bucket, std::span<float> window);
   ~BucketReducer() override;
 
-  void Start(Step step);
+  absl::Status Start(Step step) override;
+  void Cancel() override;
 
-  // The transport lets go of the memory; tasks are the gate's business.
-  void Cancel();
-
-  uint64_t payload_sent() const { return payload_sent_; }
-  const transport::Exchange* exchange() const { return exchange_.get(); }
+  uint64_t payload_sent() const override { return payload_sent_; }
+  const transport::Exchange* exchange() const override {
+    return exchange_.get();
+  }
 
  private:
   class SumTask;

@@ -3,15 +3,21 @@
 #include <algorithm>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "server/base/status_macros.h"
 #include "server/collective/broadcast.h"
+#include "server/collective/bucket_operation.h"
 #include "server/collective/bucket_publisher.h"
 #include "server/collective/bucket_reducer.h"
+#include "server/collective/codec_registry.h"
+#include "server/collective/coded_publisher.h"
+#include "server/collective/coded_reducer.h"
 #include "server/collective/context.h"
+#include "server/collective/error_sums.h"
 #include "server/collective/reduce_order.h"
 #include "server/collective/window_plan.h"
 
@@ -43,6 +49,14 @@ absl::Status CheckParts(const Parts& parts) {
         parts.state_gradient.size(), " elements; the layout has ",
         layout.weights_bytes(), " and ", layout.state_elements(parts.node)));
   }
+  if (parts.plan != nullptr && parts.plan->quantizes_weights() &&
+      static_cast<int64_t>(parts.master.size()) <
+          layout.state_elements(parts.node)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("masters of ", parts.master.size(),
+                     " elements for quantized weights; the layout has ",
+                     layout.state_elements(parts.node)));
+  }
   if (parts.buckets_in_flight < 1) {
     return absl::InvalidArgumentError(absl::StrCat("buckets_in_flight is ",
                                                    parts.buckets_in_flight,
@@ -55,6 +69,53 @@ absl::Status CheckParts(const Parts& parts) {
   return absl::OkStatus();
 }
 
+// The longest piece of a chunk.
+int64_t LongestRun(const layout::Layout& layout) {
+  int64_t longest = 0;
+  for (const layout::Bucket& bucket : layout.buckets()) {
+    for (const layout::Shard& shard : bucket.shards) {
+      for (const layout::Chunk& chunk : shard.chunks) {
+        for (const layout::Piece& piece : chunk.pieces) {
+          longest = std::max(longest, piece.size());
+        }
+      }
+    }
+  }
+  return longest;
+}
+
+constexpr int64_t PadBytes(int64_t bytes) {
+  const auto alignment = static_cast<int64_t>(layout::kAlignment);
+  return (bytes + alignment - 1) / alignment * alignment;
+}
+
+// Equal windows in one buffer; bucket b uses window b mod their number.
+class Windows {
+ public:
+  absl::Status Allocate(device::Device* device, int num_windows, int64_t bytes,
+                        std::string_view what) {
+    num_windows_ = num_windows;
+    window_bytes_ = PadBytes(std::max<int64_t>(bytes, 1));
+    ASSIGN_OR_RETURN(
+        buffer_, device->AllocatePrivate(num_windows * window_bytes_, what));
+    return absl::OkStatus();
+  }
+  std::span<std::byte> Of(BucketId bucket) const {
+    if (buffer_ == nullptr) return {};
+    return buffer_->bytes().subspan(
+        bucket.value() % num_windows_ * window_bytes_, window_bytes_);
+  }
+
+ private:
+  int num_windows_ = 0;
+  int64_t window_bytes_ = 0;
+  std::unique_ptr<device::PrivateBuffer> buffer_;
+};
+
+std::span<float> AsFloats(std::span<std::byte> bytes) {
+  return {reinterpret_cast<float*>(bytes.data()), bytes.size() / sizeof(float)};
+}
+
 class HierarchicalCollective final : public Collective,
                                      private OperationObserver {
  public:
@@ -62,27 +123,27 @@ class HierarchicalCollective final : public Collective,
       : context_(parts, generation, this),
         num_windows_(std::clamp<int>(parts.layout->buckets().size(), 1,
                                      parts.buckets_in_flight)),
-        order_(parts.layout->buckets().size(), num_windows_),
+        reduce_order_(parts.layout->buckets().size(), num_windows_),
+        publish_order_(parts.layout->buckets().size(), num_windows_),
         broadcast_(&context_),
         fail_(&context_.gate, [this] { OnOperationFailed(failure_); }) {}
 
   absl::Status Prepare() {
-    int64_t window_elements = 0;
-    if (has_peers()) {
-      ASSIGN_OR_RETURN(window_elements, AllocateWindows());
+    if (codes_gradients()) {
+      MakeCodecs(&context_.gradient_codecs, [](const auto& codecs, auto) {
+        return std::pair(codecs.gradients, kernels::DType::kFloat32);
+      });
     }
+    if (codes_weights()) {
+      MakeCodecs(&context_.weight_codecs, [](const auto& codecs, auto dtype) {
+        return std::pair(codecs.weights, dtype);
+      });
+    }
+    if (has_peers()) RETURN_IF_ERROR(AllocateWindows());
     for (const layout::Bucket& bucket : context_.parts.layout->buckets()) {
-      std::span<float> window;
-      if (has_peers()) {
-        window = windows().subspan(
-            bucket.id.value() % num_windows_ * window_elements,
-            window_elements);
-      }
-      ASSIGN_OR_RETURN(auto reducer,
-                       BucketReducer::Create(&context_, bucket.id, window));
+      ASSIGN_OR_RETURN(auto reducer, MakeReducer(bucket.id));
       reducers_.push_back(std::move(reducer));
-      ASSIGN_OR_RETURN(auto publisher,
-                       BucketPublisher::Create(&context_, bucket.id));
+      ASSIGN_OR_RETURN(auto publisher, MakePublisher(bucket.id));
       publishers_.push_back(std::move(publisher));
     }
     return absl::OkStatus();
@@ -91,16 +152,21 @@ class HierarchicalCollective final : public Collective,
   void StartReduce(BucketId bucket, Step step) override {
     if (context_.gate.is_shut()) return;
     if (!has_peers()) {
-      reducers_[bucket.value()]->Start(step);
+      FailLater(reducers_[bucket.value()]->Start(step));
       return;
     }
-    order_.Request(bucket, step);
-    EnterBuckets();
+    reduce_order_.Request(bucket, step);
+    Enter(&reduce_order_, reducers_);
   }
 
   void StartPublish(BucketId bucket, Step step) override {
     if (context_.gate.is_shut()) return;
-    FailLater(publishers_[bucket.value()]->Start(step));
+    if (!codes_weights()) {
+      FailLater(publishers_[bucket.value()]->Start(step));
+      return;
+    }
+    publish_order_.Request(bucket, step);
+    Enter(&publish_order_, publishers_);
   }
 
   void StartBroadcast(NodeRank root) override {
@@ -120,46 +186,112 @@ class HierarchicalCollective final : public Collective,
       counts.wire_sent += exchange->counters().wire_sent;
       counts.wire_received += exchange->counters().wire_received;
     };
-    for (const auto& reducer : reducers_) {
-      add(reducer->exchange());
-      counts.payload_sent += reducer->payload_sent();
-    }
-    for (const auto& publisher : publishers_) {
-      add(publisher->exchange());
-      counts.payload_sent += publisher->payload_sent();
+    for (const auto* operations : {&reducers_, &publishers_}) {
+      for (const auto& operation : *operations) {
+        add(operation->exchange());
+        counts.payload_sent += operation->payload_sent();
+      }
     }
     for (const auto& exchange : broadcast_.exchanges()) add(exchange.get());
     return counts;
   }
 
+  double RelativeError() const override {
+    double worst = 0;
+    for (const auto* operations : {&reducers_, &publishers_}) {
+      ErrorSums sums;
+      for (const auto& operation : *operations) sums.Add(operation->errors());
+      worst = std::max(worst, sums.Relative());
+    }
+    return worst;
+  }
+
  private:
+  using Operations = std::vector<std::unique_ptr<BucketOperation>>;
+
   bool has_peers() const {
     return context_.parts.layout->topology().num_nodes > 1;
   }
+  bool codes_gradients() const {
+    const layout::ExchangePlan* const plan = context_.parts.plan;
+    return plan != nullptr && plan->quantizes_gradients();
+  }
+  bool codes_weights() const {
+    const layout::ExchangePlan* const plan = context_.parts.plan;
+    return plan != nullptr && plan->quantizes_weights();
+  }
   CollectiveObserver* observer() const { return context_.parts.observer; }
-  std::span<float> windows() const {
-    const std::span<std::byte> bytes = windows_->bytes();
-    return {reinterpret_cast<float*>(bytes.data()),
-            bytes.size() / sizeof(float)};
-  }
 
-  // All windows in one buffer; returns the elements of one.
-  absl::StatusOr<int64_t> AllocateWindows() {
-    int64_t elements = layout::kAlignElements;
-    for (const layout::Bucket& bucket : context_.parts.layout->buckets()) {
-      elements = std::max(
-          elements,
-          PlanWindow(bucket, context_.tree, context_.parts.node).elements);
+  // `choose` gives the codec's parameters, and what elements are without.
+  template <typename Choose>
+  void MakeCodecs(std::vector<std::unique_ptr<Codec>>* codecs,
+                  const Choose& choose) {
+    const Parts& parts = context_.parts;
+    for (size_t i = 0; i < parts.layout->tensors().size(); ++i) {
+      const auto [choice, unquantized] =
+          choose(parts.plan->codecs(TensorId(static_cast<int32_t>(i))),
+                 parts.layout->tensors()[i].dtype);
+      codecs->push_back(MakeCodec(choice, unquantized, parts.kernels));
     }
-    ASSIGN_OR_RETURN(windows_, context_.parts.device->AllocatePrivate(
-                                   num_windows_ * elements * sizeof(float),
-                                   "windows of buckets between nodes"));
-    return elements;
   }
 
-  void EnterBuckets() {
-    while (const std::optional<ReduceRequest> next = order_.Enter()) {
-      reducers_[next->bucket.value()]->Start(next->step);
+  absl::Status AllocateWindows() {
+    const Parts& parts = context_.parts;
+    int64_t reduce_bytes = 0;
+    int64_t publish_bytes = 0;
+    for (const layout::Bucket& bucket : parts.layout->buckets()) {
+      reduce_bytes = std::max<int64_t>(
+          reduce_bytes,
+          codes_gradients()
+              ? CodedReducer::WindowBytes(context_, bucket.id)
+              : PlanWindow(bucket, context_.tree, parts.node).elements *
+                    sizeof(float));
+      if (!codes_weights()) continue;
+      publish_bytes = std::max(
+          publish_bytes, CodedPublisher::WindowBytes(context_, bucket.id));
+    }
+    RETURN_IF_ERROR(
+        reduce_windows_.Allocate(parts.device, num_windows_, reduce_bytes,
+                                 "windows of buckets between nodes"));
+    if (codes_weights()) {
+      RETURN_IF_ERROR(publish_windows_.Allocate(parts.device, num_windows_,
+                                                publish_bytes,
+                                                "windows of encoded weights"));
+    }
+    if (!codes_gradients() && !codes_weights()) return absl::OkStatus();
+    const int64_t run = PadBytes(LongestRun(*parts.layout) * sizeof(float));
+    ASSIGN_OR_RETURN(scratch_,
+                     parts.device->AllocatePrivate(
+                         std::max<int64_t>(1, run) * context_.threads.size(),
+                         "runs before they are encoded"));
+    for (size_t i = 0; i < context_.threads.size(); ++i) {
+      context_.threads[i].scratch =
+          AsFloats(scratch_->bytes().subspan(i * run, run));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<std::unique_ptr<BucketOperation>> MakeReducer(
+      BucketId bucket) {
+    const std::span<std::byte> window = reduce_windows_.Of(bucket);
+    if (codes_gradients()) {
+      return CodedReducer::Create(&context_, bucket, window);
+    }
+    return BucketReducer::Create(&context_, bucket, AsFloats(window));
+  }
+
+  absl::StatusOr<std::unique_ptr<BucketOperation>> MakePublisher(
+      BucketId bucket) {
+    if (codes_weights()) {
+      return CodedPublisher::Create(&context_, bucket,
+                                    publish_windows_.Of(bucket));
+    }
+    return BucketPublisher::Create(&context_, bucket);
+  }
+
+  void Enter(ReduceOrder* order, const Operations& operations) {
+    while (const std::optional<ReduceRequest> next = order->Enter()) {
+      FailLater(operations[next->bucket.value()]->Start(next->step));
     }
   }
 
@@ -180,13 +312,17 @@ class HierarchicalCollective final : public Collective,
 
   void OnBucketReduced(BucketId bucket, const Reduced& reduced) override {
     if (has_peers()) {
-      order_.Leave(bucket);
-      EnterBuckets();
+      reduce_order_.Leave(bucket);
+      Enter(&reduce_order_, reducers_);
     }
     observer()->OnReduced(bucket, reduced);
   }
 
   void OnBucketPublished(BucketId bucket) override {
+    if (codes_weights()) {
+      publish_order_.Leave(bucket);
+      Enter(&publish_order_, publishers_);
+    }
     observer()->OnPublished(bucket);
   }
 
@@ -201,10 +337,13 @@ class HierarchicalCollective final : public Collective,
 
   Context context_;
   const int num_windows_;
-  ReduceOrder order_;
-  std::unique_ptr<device::PrivateBuffer> windows_;  // outlives the exchanges
-  std::vector<std::unique_ptr<BucketReducer>> reducers_;  // per bucket
-  std::vector<std::unique_ptr<BucketPublisher>> publishers_;
+  ReduceOrder reduce_order_;
+  ReduceOrder publish_order_;  // of encoded weights; else each has its place
+  Windows reduce_windows_;     // outlive the exchanges
+  Windows publish_windows_;
+  std::unique_ptr<device::PrivateBuffer> scratch_;
+  Operations reducers_;  // per bucket
+  Operations publishers_;
   Broadcast broadcast_;
   absl::Status failure_;  // of a Start call, on its way to the observer
   EmptyTask fail_;

@@ -8,7 +8,9 @@
 //
 // Buckets enter hop 2 in layout order, at most `buckets_in_flight` at a time,
 // whatever the order of the calls; with one node hop 2 and 3 do not exist and
-// the sums go straight into the state gradient.
+// the sums go straight into the state gradient. Where the plan quantizes, hop
+// 2 carries encoded node sums and hop 3 encoded weights (coded_reducer.h,
+// coded_publisher.h).
 //
 // Threading: control thread only; sums run in the compute pool. The observer
 // is never called from inside a call. No allocation per bucket after Create.
@@ -58,6 +60,10 @@ class Collective {
   virtual void Cancel(absl::AnyInvocable<void() &&> done) = 0;
 
   virtual ByteCounts byte_counts() const = 0;  // since Create
+
+  // Of what this node encoded for the last step (sampled, L2), gradients or
+  // weights, whichever is worse; 0 if nothing is quantized.
+  virtual double RelativeError() const = 0;
 };
 
 }  // namespace ballast::collective

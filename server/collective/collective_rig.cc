@@ -12,6 +12,7 @@
 #include "kernels/reference/reference.h"
 #include "server/base/random.h"
 #include "server/base/status_matchers.h"
+#include "server/layout/policy.h"
 
 namespace ballast::collective {
 namespace {
@@ -65,6 +66,15 @@ MakeGradient ConstantGradient(float value) {
   };
 }
 
+std::vector<float> MasterValues(int64_t count, int index) {
+  base::SeededRandom random(5'000'000 + index);
+  std::vector<float> values(count);
+  for (float& value : values) {
+    value = static_cast<float>(random.Below(2'000'001)) / 1e7f - 0.1f;
+  }
+  return values;
+}
+
 void RecordingObserver::Check() const {
   EXPECT_FALSE(is_inside_call);
   EXPECT_FALSE(is_cancelled);
@@ -103,6 +113,7 @@ PoisonedDevice::AllocatePrivate(uint64_t size_bytes, std::string_view name) {
 Rig::Rig(const RigOptions& options)
     : options_(options),
       layout_(MakeLayout(options)),
+      plan_(*layout::ParsePolicy(options.exchange), layout_),
       world_(options.seed),
       links_(&world_, options.seed, options.faults),
       network_(&links_),
@@ -113,6 +124,7 @@ Rig::Rig(const RigOptions& options)
 
 Rig::~Rig() {
   for (Node& node : nodes_) node.collective.reset();
+  for (Node& node : nodes_) node.wrapped.reset();
   for (Node& node : nodes_) node.transport.reset();
 }
 
@@ -124,7 +136,23 @@ void Rig::MakeNode(int rank) {
       node.process.get(), options_.seed + rank, 1 + (rank + options_.seed) % 3);
   node.transport = *network_.AddNode(NodeRank(rank), node.process.get());
   node.weights.assign(layout_.weights_bytes(), kPoison);
+  if (options_.wrap_transport) {
+    node.wrapped =
+        options_.wrap_transport(NodeRank(rank), node.transport.get());
+  }
   node.state_gradient.assign(layout_.state_elements(NodeRank(rank)), kNan);
+  node.master.assign(layout_.state_elements(NodeRank(rank)), kNan);
+  std::vector<std::vector<float>> masters;
+  for (const layout::TensorPlace& place : layout_.places()) {
+    masters.push_back(
+        MasterValues(place.num_elements, static_cast<int>(masters.size())));
+  }
+  for (const layout::Bucket& bucket : layout_.buckets()) {
+    for (const layout::Piece& piece : bucket.shards[rank].pieces) {
+      std::copy_n(masters[piece.tensor.value()].begin() + piece.begin,
+                  piece.size(), node.master.begin() + piece.state_offset);
+    }
+  }
   for (int local = 0; local < options_.workers; ++local) {
     std::vector<std::byte>& segment =
         node.gradients.emplace_back(layout_.gradients_bytes(), kPoison);
@@ -147,10 +175,14 @@ Parts Rig::PartsOf(int rank) {
           .kernels = &kernels::Reference(),
           .pool = node.pool.get(),
           .device = &device_,
-          .transport = options_.nodes > 1 ? node.transport.get() : nullptr,
+          .transport = options_.nodes == 1       ? nullptr
+                       : node.wrapped != nullptr ? node.wrapped.get()
+                                                 : node.transport.get(),
           .gradients = {node.gradients.begin(), node.gradients.end()},
           .weights = node.weights,
           .state_gradient = node.state_gradient,
+          .plan = &plan_,
+          .master = node.master,
           .buckets_in_flight = options_.buckets_in_flight,
           .observer = &node.observer};
 }
@@ -222,6 +254,7 @@ void Rig::CancelAll() {
 void Rig::Kill(int rank) {
   Node& node = nodes_[rank];
   node.collective.reset();
+  node.wrapped.reset();
   node.transport.reset();
   node.process.reset();  // what it had queued never runs
   node.pool.reset();

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -16,6 +17,7 @@
 #include "server/base/sim_executor.h"
 #include "server/collective/collective.h"
 #include "server/device/host/host_device.h"
+#include "server/layout/exchange_plan.h"
 #include "server/layout/layout.h"
 #include "server/transport/inproc/inproc_transport.h"
 #include "server/transport/inproc/link_model.h"
@@ -30,6 +32,9 @@ using MakeGradient = std::function<std::vector<std::byte>(
 MakeGradient NoiseGradient();
 MakeGradient ConstantGradient(float value);
 
+// The masters of a whole tensor, in fp32.
+std::vector<float> MasterValues(int64_t count, int index);
+
 struct RigOptions {
   int nodes = 1;
   int workers = 1;
@@ -40,6 +45,11 @@ struct RigOptions {
   std::vector<layout::TensorSpec> tensors = MixedTensors();
   MakeGradient gradient = NoiseGradient();
   transport::LinkFaults faults = {};
+  std::string exchange = "exact";  // layout/policy.h
+  // Of a node's transport, to break it.
+  std::function<std::unique_ptr<transport::Transport>(
+      NodeRank node, transport::Transport* inner)>
+      wrap_transport = nullptr;
 };
 
 class RecordingObserver final : public CollectiveObserver {
@@ -101,6 +111,8 @@ class Rig {
   RecordingObserver& observer(int node) { return nodes_[node].observer; }
   Collective* collective(int node) { return nodes_[node].collective.get(); }
   std::vector<std::byte>& weights(int node) { return nodes_[node].weights; }
+  std::vector<float>& master(int node) { return nodes_[node].master; }
+  const layout::ExchangePlan& plan() const { return plan_; }
   std::vector<float>& state_gradient(int node) {
     return nodes_[node].state_gradient;
   }
@@ -131,10 +143,12 @@ class Rig {
   struct Node {
     std::unique_ptr<base::SimProcess> process;
     std::unique_ptr<transport::Transport> transport;
+    std::unique_ptr<transport::Transport> wrapped;  // null: none
     std::unique_ptr<base::SimComputePool> pool;
     std::vector<std::vector<std::byte>> gradients;
     std::vector<std::byte> weights;
     std::vector<float> state_gradient;
+    std::vector<float> master;  // of "noise", its padding poisoned
     RecordingObserver observer;
     std::unique_ptr<Collective> collective;
   };
@@ -145,6 +159,7 @@ class Rig {
 
   const RigOptions options_;
   const layout::Layout layout_;
+  const layout::ExchangePlan plan_;
   base::SimExecutor world_;
   transport::LinkModel links_;
   transport::InprocNetwork network_;

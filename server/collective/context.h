@@ -5,13 +5,19 @@
 #ifndef SERVER_COLLECTIVE_CONTEXT_H_
 #define SERVER_COLLECTIVE_CONTEXT_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <span>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "kernels/dtype.h"
+#include "kernels/stochastic.h"
 #include "server/base/ids.h"
+#include "server/collective/codec.h"
+#include "server/collective/coded_slice.h"
 #include "server/collective/parts.h"
 #include "server/collective/task_gate.h"
 #include "server/collective/tree_plan.h"
@@ -19,11 +25,6 @@
 #include "server/transport/transport.h"
 
 namespace ballast::collective {
-
-// Phases of exchanges, on the wire.
-inline constexpr uint32_t kReducePhase = 2;
-inline constexpr uint32_t kPublishPhase = 3;
-inline constexpr uint32_t kBroadcastPhase = 4;
 
 // How operations report; the collective hands it on. Control thread, never
 // from inside a call of theirs.
@@ -41,6 +42,7 @@ class OperationObserver {
 struct ThreadPointers {
   std::vector<const void*> sources;  // local ranks
   std::vector<const float*> sums;    // all subtrees
+  std::span<float> scratch;          // of one run, if anything is quantized
 };
 
 struct Context {
@@ -50,6 +52,9 @@ struct Context {
   TaskGate gate;
   std::vector<ThreadPointers> threads;
   OperationObserver* observer;
+  // By tensor; empty where the path quantizes nothing.
+  std::vector<std::unique_ptr<Codec>> gradient_codecs;
+  std::vector<std::unique_ptr<Codec>> weight_codecs;
 
   Context(const Parts& the_parts, Generation the_generation,
           OperationObserver* the_observer)
@@ -79,6 +84,29 @@ struct Context {
     return parts.gradients[local_rank].data() +
            parts.layout->place(piece.tensor).gradient_offset +
            piece.begin * kernels::SizeOf(dtype(piece));
+  }
+  std::byte* WeightsOf(const layout::Piece& piece) const {
+    return parts.weights.data() +
+           parts.layout->place(piece.tensor).weight_offset +
+           piece.begin * kernels::SizeOf(dtype(piece));
+  }
+  Run RunOf(const CodedRun& coded, Step step, int hop) const {
+    Run run{.first = coded.piece->begin, .count = coded.piece->size()};
+    if (coded.codec->traits().is_stochastic) {
+      run.key = kernels::StochasticKey(parts.plan->policy().seed, parts.job_key,
+                                       coded.piece->tensor.value(),
+                                       step.value(), hop);
+    }
+    return run;
+  }
+  // Of a piece's reduced gradient.
+  void AddNorm(const float* gradient, int64_t count, Reduced* reduced) const {
+    for (int64_t cell = 0; cell < count; cell += layout::kCellElements) {
+      const kernels::CellNorm norm = parts.kernels->cell_norm(
+          gradient + cell, std::min(layout::kCellElements, count - cell));
+      reduced->finite = reduced->finite && norm.finite;
+      if (norm.finite) reduced->norm2.Add(norm.norm2);
+    }
   }
   transport::ExchangeSpec Spec(uint32_t phase, BucketId bucket) const {
     transport::ExchangeSpec spec;

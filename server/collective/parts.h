@@ -12,12 +12,18 @@
 #include "server/base/compute_pool.h"
 #include "server/base/ids.h"
 #include "server/device/device.h"
+#include "server/layout/exchange_plan.h"
 #include "server/layout/layout.h"
 #include "server/transport/transport.h"
 
 namespace ballast::collective {
 
 class CollectiveObserver;
+
+// Phases of exchanges, on the wire.
+inline constexpr uint32_t kReducePhase = 2;
+inline constexpr uint32_t kPublishPhase = 3;
+inline constexpr uint32_t kBroadcastPhase = 4;
 
 struct Reduced {
   kernels::ExactSum norm2;  // over the elements this node owns
@@ -27,9 +33,9 @@ struct Reduced {
 struct ByteCounts {
   uint64_t wire_sent = 0;  // payload, padding and headers, between nodes
   uint64_t wire_received = 0;
-  // What the policy's formula says of finished exchanges: elements of other
-  // owners' slices x subtrees of this node x 4, and (N - 1) x the bytes of
-  // owned weights. The broadcast at start-up is not part of the formula.
+  // What the policy's formula says of finished exchanges
+  // (layout::ExchangePlan::PerStep). The broadcast at start-up is not part of
+  // it, nor are alignment and headers.
   uint64_t payload_sent = 0;
 };
 
@@ -44,6 +50,10 @@ struct Parts {
   std::vector<std::span<const std::byte>> gradients;  // per local rank
   std::span<std::byte> weights;  // the node's published segment
   std::span<float> state_gradient;
+  // Null: exact. Needs `master`, of the same elements as the state gradient,
+  // if it quantizes weights.
+  const layout::ExchangePlan* plan = nullptr;
+  std::span<const float> master = {};
   int buckets_in_flight = 8;
   CollectiveObserver* observer = nullptr;
 };

@@ -17,7 +17,8 @@ fail() {
 
 flags=(--set "listen.workers=unix://$dir/w.sock"
        --set "listen.admin=unix://$dir/a.sock"
-       --set listen.http=127.0.0.1:0 --set listen.health=127.0.0.1:0)
+       --set listen.http=127.0.0.1:0 --set listen.health=127.0.0.1:0
+       --set listen.peer=127.0.0.1:0)
 ctl() { "$ballastctl" --address "unix://$dir/a.sock" "$@"; }
 
 start() {
@@ -47,7 +48,7 @@ no_sockets() { [ ! -e "$dir/w.sock" ] && [ ! -e "$dir/a.sock" ]; }
 
 # Addresses are in one line, chosen ports filled in, and in the status.
 start
-grep -Eq "listening workers=unix://$dir/w.sock admin=unix://$dir/a.sock http=127.0.0.1:[1-9][0-9]* health=127.0.0.1:[1-9][0-9]*$" \
+grep -Eq "listening workers=unix://$dir/w.sock admin=unix://$dir/a.sock http=127.0.0.1:[1-9][0-9]* health=127.0.0.1:[1-9][0-9]* peer=127.0.0.1:[1-9][0-9]*$" \
   "$log" || fail "no line with all addresses"
 http=$(sed -n 's/.* http=\([^ ]*\) .*/\1/p' "$log")
 ctl status | grep -q "http://$http/metrics" || fail "status without metrics"

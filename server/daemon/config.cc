@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/base/names.h"
 #include "server/base/status_macros.h"
+#include "server/daemon/local_address.h"
 #include "server/daemon/units.h"
 #include "server/daemon/yaml_message.h"
 
@@ -90,6 +91,34 @@ absl::Status CheckDuration(const char* key, const std::string& text) {
   return absl::OkStatus();
 }
 
+// Goes into UCX's own configuration: a list of names and nothing else.
+absl::Status CheckNames(const char* key, const std::string& names,
+                        bool may_be_empty) {
+  const bool is_list =
+      names.size() <= 256 && names.find_first_not_of(
+                                 "abcdefghijklmnopqrstuvwxyz"
+                                 "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                                 "0123456789_.:,-") == std::string::npos;
+  if (is_list && (may_be_empty || !names.empty())) return absl::OkStatus();
+  return Wrong(key, names, "names separated by commas");
+}
+
+absl::Status CheckTransport(const v1::TransportConfig& transport) {
+  RETURN_IF_ERROR(CheckNames("transport.ucx_tls", transport.ucx_tls(), false));
+  RETURN_IF_ERROR(
+      CheckNames("transport.ucx_devices", transport.ucx_devices(), true));
+  if (!transport.listen_address().empty() &&
+      !NumericHost(absl::StrCat("[", transport.listen_address(), "]:1"))) {
+    return Wrong("transport.listen_address", transport.listen_address(),
+                 "a numeric IP address of this machine, or nothing");
+  }
+  RETURN_IF_ERROR(CheckRange<uint64_t>(
+      "transport.chunk_bytes", transport.chunk_bytes(), 16 << 10, 4 << 20));
+  RETURN_IF_ERROR(
+      CheckDuration("transport.connect_timeout", transport.connect_timeout()));
+  return CheckDuration("transport.peer_timeout", transport.peer_timeout());
+}
+
 }  // namespace
 
 v1::Config DefaultConfig() {
@@ -116,6 +145,11 @@ v1::Config DefaultConfig() {
   config.mutable_jobs()->set_join_timeout("10m");
   config.mutable_security();
   config.mutable_log()->set_level("info");
+  v1::TransportConfig& transport = *config.mutable_transport();
+  transport.set_ucx_tls("tcp");
+  transport.set_chunk_bytes(256 << 10);
+  transport.set_connect_timeout("20s");
+  transport.set_peer_timeout("30s");
   return config;
 }
 
@@ -157,6 +191,7 @@ absl::Status CheckConfig(const v1::Config& config) {
   RETURN_IF_ERROR(CheckDuration("jobs.hold", config.jobs().hold()));
   RETURN_IF_ERROR(
       CheckDuration("jobs.join_timeout", config.jobs().join_timeout()));
+  RETURN_IF_ERROR(CheckTransport(config.transport()));
   const std::string& level = config.log().level();
   if (level != "debug" && level != "info" && level != "warn" &&
       level != "error") {

@@ -71,6 +71,23 @@ TEST(ConfigTest, WrongTypesNameKeyValueAndExpectation) {
   EXPECT_THAT(ApplyYaml("a: b: c:", &config), StatusIs(kInvalid, "not YAML"));
 }
 
+// Goes into UCX's configuration, which has a syntax of its own.
+TEST(ConfigTest, TransportTakesPlainNamesOnly) {
+  for (const char* wrong :
+       {"transport.ucx_tls=", "transport.ucx_tls=tcp;x",
+        "transport.ucx_tls=t p", "transport.ucx_devices=eth0\nX",
+        "transport.chunk_bytes=1KiB", "transport.peer_timeout=0s",
+        "transport.listen_address=node-0", "transport.listen_address=0.0.0.0",
+        "transport.connect_timeout=soon"}) {
+    EXPECT_THAT(LoadConfig("", {wrong}), StatusIs(kInvalid, "transport."))
+        << wrong;
+  }
+  EXPECT_THAT(LoadConfig("", {"transport.ucx_tls=tcp,self",
+                              "transport.ucx_devices=eth0,mlx5_0:1",
+                              "transport.peer_timeout=3s"}),
+              IsOk());
+}
+
 TEST(ConfigTest, OverridesComeLastAndAreStrict) {
   const auto config =
       LoadConfig("", {"jobs.hold=30s", "listen.http=127.0.0.1:0"});

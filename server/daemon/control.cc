@@ -25,7 +25,9 @@ v1::GetServerInfoReply Control::ServerInfo() {
   v1::GetServerInfoReply reply;
   reply.set_version(kVersion);
   for (const char* name : {"sgd", "adam", "adamw"}) reply.add_optimizers(name);
-  reply.add_exchange_presets("exact");
+  for (const char* name : {"exact", "zeropp"}) {
+    reply.add_exchange_presets(name);
+  }
   for (const char* name : {"float32", "bfloat16", "float16"}) {
     reply.add_dtypes(name);
   }
@@ -42,6 +44,7 @@ v1::StatusReply Control::Status() {
       absl::ToDoubleSeconds(parts_.clock->Now() - started_));
   reply.set_address(addresses_.workers);
   reply.set_metrics_address(addresses_.http);
+  reply.set_peer_address(addresses_.peer);
   for (v1::JobSummary& job : parts_.node->Jobs()) {
     *reply.add_jobs() = std::move(job);
   }
@@ -78,6 +81,13 @@ void Control::RefreshMetrics() {
     series->gauge(Family::kClientSessions)->Set(job->num_attached());
     series->gauge(Family::kSharedBufferBytes, {"memfd"})
         ->Set(static_cast<double>(job->segment_bytes()));
+    const JobRuntime* const runtime = parts_.node->Find(series->job_id());
+    if (runtime == nullptr || runtime->peers() == nullptr) continue;
+    for (const PeerState state :
+         {PeerState::kConnecting, PeerState::kReady, PeerState::kFailed}) {
+      series->gauge(Family::kPeers, {Name(state)})
+          ->Set(runtime->peers()->Count(state));
+    }
   }
 }
 

@@ -24,6 +24,7 @@ struct Addresses {
   std::string admin;
   std::string http;
   std::string health;
+  std::string peer;
 };
 
 class Control final : public service::NodeControl {

@@ -13,6 +13,7 @@
 #include "server/daemon/options.h"
 #include "server/daemon/version.h"
 #include "server/service/admin_service.h"
+#include "server/service/peer_service.h"
 #include "server/service/worker_service.h"
 
 namespace ballast::daemon {
@@ -71,11 +72,19 @@ absl::Status Daemon::CreateCore() {
   leaves.kernels = &kernels::Host();
   LogInfo(absl::StrCat("using kernels target=", kernels::HostTarget()));
   leaves.metrics = metrics_.get();
+  if (config_.listen().peer() != "off") {
+    auto peers = UcxPeerPlane::Create(PeerPlaneOptions(config_),
+                                      {&clock_, loop_.get(), &rendezvous_});
+    RETURN_IF_ERROR(At("transport", peers.status()));
+    peers_ = *std::move(peers);
+    leaves.peers = peers_.get();
+  }
   NodeOptions options;
   options.sessions = SessionOptions(config_);
   options.sessions.metrics = metrics_.get();
   options.sessions.log = LogInfo;
   options.buckets_in_flight = config_.compute().buckets_in_flight();
+  options.peer_timeout = PeerTimeout(config_);
   node_ = std::make_unique<Node>(leaves, options);
   control_ = std::make_unique<Control>(
       Control::Parts{&clock_, node_.get(), device_.get(), metrics_.get()},
@@ -120,6 +129,16 @@ absl::Status Daemon::Listen() {
     health_server_->SetReady(true);
     addresses.health = health_server_->address();
   }
+  if (peers_ != nullptr) {
+    auto peer = service::GrpcServer::Listen(
+        listen.peer(),
+        service::MakePeerService(
+            {loop_.get(), &clock_, &rendezvous_, rpc_metrics_.get()}),
+        service::kMaxPeerMessageBytes);
+    RETURN_IF_ERROR(At("listen.peer", peer.status()));
+    peer_server_ = *std::move(peer);
+    addresses.peer = peer_server_->address();
+  }
   ASSIGN_OR_RETURN(signals_, Signals::Create(loop_.get(), [this](int number) {
                      OnSignal(number);
                    }));
@@ -130,10 +149,13 @@ absl::Status Daemon::Listen() {
   };
   LogInfo(absl::StrCat(
       "listening workers=", addresses.workers, " admin=", addresses.admin,
-      " http=", or_off(addresses.http), " health=", or_off(addresses.health)));
-  if (listen.peer() != "off") {
-    LogInfo(absl::StrCat("not listening peer=", listen.peer(),
-                         " reason=\"it comes with the link between nodes\""));
+      " http=", or_off(addresses.http), " health=", or_off(addresses.health),
+      " peer=", or_off(addresses.peer)));
+  if (peers_ != nullptr) {
+    const std::string address = TransportAddress(config_);
+    LogInfo(absl::StrCat("transport tls=", config_.transport().ucx_tls(),
+                         " device=", config_.transport().ucx_devices(),
+                         " address=", address.empty() ? "device's" : address));
   }
   return absl::OkStatus();
 }
@@ -199,6 +221,7 @@ void Daemon::AwaitEmpty(absl::Time deadline) {
 void Daemon::ShutDownServers() {
   worker_server_->Shutdown(kCallLimit);
   admin_door_->Shutdown(kCallLimit);
+  if (peer_server_ != nullptr) peer_server_->Shutdown(absl::ZeroDuration());
   if (health_server_ != nullptr) {
     health_server_->Shutdown(absl::ZeroDuration());
   }

@@ -4,6 +4,7 @@
 //                                │
 //   operators ── AdminDoor ──▶ Control ──▶ Node ──▶ engines, compute pool
 //   kubelet ── health            └────▶ metrics page ── Prometheus
+//   other daemons ── gRPC ──▶ Rendezvous ◀── UcxPeerPlane ◀── Node
 //
 // Life: Create (everything listens) -> Run (control thread) -> Drain (signal
 // or operator): nobody new, committed steps are finished, workers are told,
@@ -31,8 +32,10 @@
 #include "server/daemon/node.h"
 #include "server/daemon/rpc_metrics.h"
 #include "server/daemon/signals.h"
+#include "server/daemon/ucx_peer_plane.h"
 #include "server/daemon/worker_door.h"
 #include "server/device/host/host_device.h"
+#include "server/membership/rendezvous.h"
 #include "server/metrics/metrics.h"
 #include "server/metrics/metrics_page.h"
 #include "server/service/grpc_server.h"
@@ -72,6 +75,8 @@ class Daemon {
   std::unique_ptr<RpcMetrics> rpc_metrics_;
   std::unique_ptr<base::EventLoop> loop_;
   std::unique_ptr<device::HostDevice> device_;
+  membership::Rendezvous rendezvous_;    // of jobs whose node 0 is here
+  std::unique_ptr<UcxPeerPlane> peers_;  // null: off
   std::unique_ptr<Node> node_;
   std::unique_ptr<Control> control_;
   // Its threads write to the node's memory: it goes before the node.
@@ -79,6 +84,7 @@ class Daemon {
   std::unique_ptr<service::GrpcServer> worker_server_;
   std::unique_ptr<WorkerDoor> worker_door_;
   std::unique_ptr<AdminDoor> admin_door_;
+  std::unique_ptr<service::GrpcServer> peer_server_;    // null: off
   std::unique_ptr<service::GrpcServer> health_server_;  // null: off
   std::unique_ptr<metrics::MetricsPage> metrics_page_;  // null: off
   std::unique_ptr<Signals> signals_;

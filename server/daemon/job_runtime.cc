@@ -9,9 +9,13 @@
 #include "absl/strings/str_cat.h"
 #include "server/base/status_macros.h"
 #include "server/ipc/control_block_view.h"
+#include "server/layout/policy.h"
 
 namespace ballast::daemon {
 namespace {
+
+// How long to wait for a better reason (FailSoon).
+constexpr absl::Duration kLastWord = absl::Milliseconds(300);
 
 bool AnyMomentum(std::span<const kernels::HyperParameters> groups) {
   return std::any_of(groups.begin(), groups.end(),
@@ -64,24 +68,29 @@ JobRuntime::JobRuntime(JobRuntimeParts parts)
       last_progress_(parts_.clock->Now()),
       alive_(std::make_shared<int>(0)) {}
 
-JobRuntime::~JobRuntime() = default;
+JobRuntime::~JobRuntime() { parts_.executor->Cancel(fail_timer_); }
 
 absl::Status JobRuntime::Initialize() {
   const session::JobSpec& spec = parts_.job->spec();
   const layout::Layout& layout = parts_.job->layout();
   const NodeRank node = parts_.job->node();
+  ASSIGN_OR_RETURN(const layout::ExchangePolicy policy,
+                   layout::ParsePolicy(spec.exchange));
+  plan_ = std::make_unique<layout::ExchangePlan>(policy, layout);
   ASSIGN_OR_RETURN(state_, optimizer::ShardState::Create(
                                parts_.device, layout, node, spec.optimizer,
                                AnyMomentum(spec.groups)));
-  ASSIGN_OR_RETURN(optimizer_, optimizer::Optimizer::Create(
-                                   {.layout = &layout,
-                                    .node = node,
-                                    .kernels = parts_.kernels,
-                                    .pool = parts_.pool,
-                                    .device = parts_.device,
-                                    .state = state_.get(),
-                                    .weights = parts_.job->weights(),
-                                    .observer = this}));
+  ASSIGN_OR_RETURN(optimizer_,
+                   optimizer::Optimizer::Create(
+                       {.layout = &layout,
+                        .node = node,
+                        .kernels = parts_.kernels,
+                        .pool = parts_.pool,
+                        .device = parts_.device,
+                        .state = state_.get(),
+                        .weights = parts_.job->weights(),
+                        .casts_weights = !plan_->quantizes_weights(),
+                        .observer = this}));
   engine::Parts engine_parts;
   engine_parts.layout = &layout;
   engine_parts.node = node;
@@ -91,6 +100,9 @@ absl::Status JobRuntime::Initialize() {
   engine_parts.workers = this;
   engine_parts.members = this;
   engine_parts.metrics = parts_.metrics.get();
+  if (num_nodes_ > 1) {
+    engine_parts.transport_name = parts_.peers->transport_name();
+  }
   engine_parts.rank_name = [job = parts_.job](LocalRank rank) {
     const int first = job->layout().topology().FirstRank(job->node()).value();
     return absl::StrCat("rank ", first + rank.value(), " (pid ",
@@ -120,7 +132,21 @@ void JobRuntime::OnAllReady() {
   last_progress_ = parts_.clock->Now();
   if (has_joined_ || is_stopping_) return;
   has_joined_ = true;
-  membership_->Join(MakeJoin());
+  if (num_nodes_ == 1) return membership_->Join(MakeJoin());
+  LinksRequest request;
+  request.job = parts_.job->spec().name;
+  request.node = parts_.job->node();
+  request.incarnation = parts_.incarnation;
+  request.coordinator = parts_.job->spec().coordinator;
+  request.join = MakeJoin();
+  peers_ = std::make_unique<JobPeers>(
+      JobPeers::Parts{.plane = parts_.peers,
+                      .clock = parts_.clock,
+                      .executor = parts_.executor,
+                      .metrics = parts_.metrics.get(),
+                      .host = this},
+      std::move(request));
+  peers_->Open();
 }
 
 v1::Join JobRuntime::MakeJoin() const {
@@ -134,7 +160,7 @@ v1::Join JobRuntime::MakeJoin() const {
   join.set_job_digest(absl::StrCat(
       static_cast<int>(spec.optimizer), "/", AnyMomentum(spec.groups), "/",
       absl::Hex(std::bit_cast<uint64_t>(spec.gradient_clipping)), "/",
-      spec.exchange));
+      layout::PolicyDigest(plan_->policy())));
   return join;
 }
 
@@ -192,14 +218,26 @@ void JobRuntime::Aborted(Step step, Generation next, const absl::Status& why) {
 
 void JobRuntime::CastVote(const v1::Vote& vote) { membership_->CastVote(vote); }
 
-void JobRuntime::Leave(const absl::Status& why) { Fail(why); }
-
-void JobRuntime::Send(NodeRank to, const v1::PeerFrame& frame) {
-  // A frame that cannot be sent is a lost one: membership repeats it.
-  parts_.peer_link->Send(to, frame.SerializeAsString()).IgnoreError();
+void JobRuntime::Leave(const absl::Status& why) {
+  if (num_nodes_ == 1) return Fail(why);
+  FailSoon(why);
 }
 
-void JobRuntime::OnFrame(NodeRank from, const v1::PeerFrame& frame) {
+void JobRuntime::Send(NodeRank to, const v1::PeerFrame& frame) {
+  if (peers_ != nullptr) peers_->Send(to, frame);
+}
+
+void JobRuntime::OnLinked() { membership_->Join(MakeJoin()); }
+
+void JobRuntime::OnPeersLost(const absl::Status& why) {
+  if (!stopped_) return FailSoon(why);
+  // The workers here have closed the job: nothing is owed to anyone.
+  membership_->Leave(why);
+  has_ended_ = true;
+  BeginStop();
+}
+
+void JobRuntime::OnPeerFrame(NodeRank from, const v1::PeerFrame& frame) {
   membership_->OnFrame(from, frame);
 }
 
@@ -281,12 +319,14 @@ absl::Status JobRuntime::MakeCollective(Generation generation) {
   parts.kernels = parts_.kernels;
   parts.pool = parts_.pool;
   parts.device = parts_.device;
-  parts.transport = num_nodes_ > 1 ? parts_.transport : nullptr;
+  parts.transport = peers_ != nullptr ? peers_->transport() : nullptr;
   for (int l = 0; l < job->local_world_size(); ++l) {
     parts.gradients.push_back(job->gradients(LocalRank(l)));
   }
   parts.weights = job->weights();
   parts.state_gradient = state_->gradient();
+  parts.plan = plan_.get();
+  parts.master = state_->master();
   parts.buckets_in_flight = parts_.buckets_in_flight;
   parts.observer = this;
   ASSIGN_OR_RETURN(collective_,
@@ -312,6 +352,16 @@ void JobRuntime::Fail(const absl::Status& why) {
   Post([this, why] { parts_.host->FailJob(parts_.job, why); });
 }
 
+// A node that ends the job says why, and then its links break: its word, by
+// way of the coordinator, is the better reason and may come a little later.
+void JobRuntime::FailSoon(const absl::Status& why) {
+  if (fail_timer_ != 0) return;
+  fail_timer_ = parts_.executor->PostAfter(kLastWord, [this, why] {
+    fail_timer_ = 0;
+    parts_.host->FailJob(parts_.job, why);
+  });
+}
+
 void JobRuntime::Stop(const absl::Status& why,
                       absl::AnyInvocable<void() &&> done) {
   stopped_ = std::move(done);
@@ -326,6 +376,7 @@ void JobRuntime::Stop(const absl::Status& why,
 void JobRuntime::BeginStop() {
   if (is_stopping_) return;
   is_stopping_ = true;
+  if (peers_ != nullptr) peers_->Stop();
   engine_->Stop();
   if (collective_ != nullptr && !is_cancelling_) {
     CancelCollective([] {});
@@ -349,14 +400,22 @@ void JobRuntime::Post(absl::AnyInvocable<void() &&> fn) {
       });
 }
 
-std::string JobRuntime::WaitingFor() const {
+// What this node's own workers owe.
+std::string JobRuntime::OwnWaitingFor() const {
   const std::string missing = parts_.job->Missing();
-  if (!has_joined_) return missing;
-  std::string waiting =
-      has_started_ ? engine_->WaitingFor(parts_.clock->Now()) : std::string();
-  if (waiting.empty()) waiting = membership_->WaitingFor();
+  if (!has_started_ || engine_->is_collected()) return missing;
+  const std::string waiting = engine_->WaitingFor(parts_.clock->Now());
   if (waiting.empty()) return missing;
   return missing.empty() ? waiting : absl::StrCat(waiting, "; ", missing);
+}
+
+std::string JobRuntime::WaitingFor() const {
+  std::string waiting = OwnWaitingFor();
+  if (waiting.empty() && peers_ != nullptr) waiting = peers_->WaitingFor();
+  if (waiting.empty() && has_started_) {
+    waiting = engine_->WaitingFor(parts_.clock->Now());
+  }
+  return waiting.empty() ? membership_->WaitingFor() : waiting;
 }
 
 }  // namespace ballast::daemon

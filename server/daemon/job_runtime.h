@@ -2,7 +2,8 @@
 // engine, collective and optimizer meet. It decides nothing about steps; it
 // orders the life of the job.
 //
-//   all workers ready -> Join -> View -> collective of the generation
+//   all workers ready -> links to the other nodes -> Join -> View ->
+//     collective of the generation
 //     -> initial weights from node 0 to all -> masters -> engine starts
 //   Abort -> collective cancelled -> collective of the next generation ->
 //   starts end   -> engine stopped, collective cancelled, updates done ->
@@ -29,17 +30,18 @@
 #include "server/base/executor.h"
 #include "server/base/ids.h"
 #include "server/collective/collective.h"
+#include "server/daemon/job_peers.h"
+#include "server/daemon/peer_plane.h"
 #include "server/device/device.h"
 #include "server/engine/job_engine.h"
 #include "server/engine/ports.h"
+#include "server/layout/exchange_plan.h"
 #include "server/membership/membership.h"
 #include "server/metrics/metrics.h"
 #include "server/optimizer/optimizer.h"
 #include "server/optimizer/shard_state.h"
 #include "server/session/local_job.h"
 #include "server/session/session.h"
-#include "server/transport/peer_link.h"
-#include "server/transport/transport.h"
 
 namespace ballast::daemon {
 
@@ -59,8 +61,7 @@ struct JobRuntimeParts {
   base::ComputePool* pool = nullptr;
   device::Device* device = nullptr;
   const kernels::Kernels* kernels = nullptr;
-  transport::Transport* transport = nullptr;     // null with one node
-  transport::PeerLink* peer_link = nullptr;      // null with one node
+  PeerPlane* peers = nullptr;                    // null with one node
   std::shared_ptr<metrics::JobMetrics> metrics;  // shared with the scrape
   int buckets_in_flight = 8;
   absl::Duration join_timeout = absl::InfiniteDuration();
@@ -72,6 +73,7 @@ class JobRuntime final : public session::JobObserver,
                          public engine::MemberPort,
                          public membership::MembershipObserver,
                          public membership::FramePort,
+                         public JobPeersHost,
                          public optimizer::UpdateObserver,
                          public collective::CollectiveObserver {
  public:
@@ -85,18 +87,16 @@ class JobRuntime final : public session::JobObserver,
   // job's memory; this may be deleted then.
   void Stop(const absl::Status& why, absl::AnyInvocable<void() &&> done);
 
-  // A frame that names this job.
-  void OnFrame(NodeRank from, const v1::PeerFrame& frame);
-
   const session::LocalJob& job() const { return *parts_.job; }
   const engine::JobEngine& engine() const { return *engine_; }
   optimizer::ShardState& state() const { return *state_; }
   Generation generation() const { return membership_->generation(); }
   absl::Time last_progress() const { return last_progress_; }
-  // Whom or what the job waits for, in words; empty if for nobody.
-  std::string WaitingFor() const;
+  // Null with one node.
+  const JobPeers* peers() const { return peers_.get(); }
 
   // session::JobObserver
+  std::string WaitingFor() const override;
   void OnAllReady() override;
   void OnPushed(LocalRank rank, BucketId bucket) override;
   void OnStepInput(LocalRank rank, std::span<const proto::GroupValues> groups,
@@ -119,6 +119,11 @@ class JobRuntime final : public session::JobObserver,
   void OnCommit(const v1::Commit& commit) override;
   void OnAbort(const v1::Abort& abort) override;
   void OnEnded(absl::Status why) override;
+  // JobPeersHost
+  void OnLinked() override;
+  void OnPeersLost(const absl::Status& why) override;
+  void OnPeerFrame(NodeRank from, const v1::PeerFrame& frame) override;
+  std::string OwnWaitingFor() const override;
   // membership::FramePort
   void Send(NodeRank to, const v1::PeerFrame& frame) override;
   // optimizer::UpdateObserver
@@ -137,17 +142,21 @@ class JobRuntime final : public session::JobObserver,
   void CancelCollective(absl::AnyInvocable<void() &&> then);
   void StartFirst();
   void Fail(const absl::Status& why);
+  void FailSoon(const absl::Status& why);
   void BeginStop();
   void FinishStopIfQuiet();
   void Post(absl::AnyInvocable<void() &&> fn);
 
   const JobRuntimeParts parts_;
   const int num_nodes_;
+  std::unique_ptr<layout::ExchangePlan> plan_;
   std::unique_ptr<optimizer::ShardState> state_;
   std::unique_ptr<optimizer::Optimizer> optimizer_;
   std::unique_ptr<engine::JobEngine> engine_;
   std::unique_ptr<membership::Membership> membership_;
+  std::unique_ptr<JobPeers> peers_;  // outlive the collective
   std::unique_ptr<collective::Collective> collective_;  // of the generation
+  base::TimerId fail_timer_ = 0;
   Generation generation_;
   Step first_step_;
   bool has_joined_ = false;

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "proto/peer.pb.h"
 #include "server/base/names.h"
 #include "server/base/status_macros.h"
 
@@ -50,8 +49,7 @@ void FillSteps(const engine::JobEngine& engine, v1::GetJobReply* reply) {
 session::Options SessionOptions(const Leaves& leaves,
                                 const NodeOptions& options) {
   session::Options result = options.sessions;
-  result.allow_many_nodes =
-      leaves.transport != nullptr && leaves.peer_link != nullptr;
+  result.allow_many_nodes = leaves.peers != nullptr;
   return result;
 }
 
@@ -63,23 +61,17 @@ Node::Node(const Leaves& leaves, const NodeOptions& options)
       sessions_(std::make_unique<session::Sessions>(
           SessionOptions(leaves, options), leaves.device, leaves.executor,
           this)),
-      alive_(std::make_shared<int>(0)) {
-  if (leaves.peer_link != nullptr) leaves.peer_link->SetObserver(this);
-}
+      alive_(std::make_shared<int>(0)) {}
 
 Node::~Node() {
-  if (leaves_.peer_link != nullptr) leaves_.peer_link->SetObserver(nullptr);
   // Runtimes borrow what the sessions keep.
   runtimes_.clear();
 }
 
 absl::StatusOr<session::JobObserver*> Node::StartJob(session::LocalJob* job) {
   const std::string& name = job->spec().name;
-  const int num_nodes = job->layout().topology().num_nodes;
-  if (num_nodes > 1 && job->node() != leaves_.peer_link->self()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "node_rank is ", job->node().value(), ", but this daemon is node ",
-        leaves_.peer_link->self().value()));
+  if (job->layout().topology().num_nodes > 1) {
+    RETURN_IF_ERROR(leaves_.peers->Check(job->node(), job->spec().coordinator));
   }
   JobRuntimeParts parts;
   parts.job = job;
@@ -90,8 +82,7 @@ absl::StatusOr<session::JobObserver*> Node::StartJob(session::LocalJob* job) {
   parts.pool = leaves_.pool;
   parts.device = leaves_.device;
   parts.kernels = leaves_.kernels;
-  parts.transport = leaves_.transport;
-  parts.peer_link = leaves_.peer_link;
+  parts.peers = leaves_.peers;
   if (leaves_.metrics != nullptr) {
     parts.metrics = leaves_.metrics->StartJob(name);
   }
@@ -126,21 +117,6 @@ void Node::EndJob(session::LocalJob* job, const absl::Status& why,
 
 void Node::FailJob(session::LocalJob* job, const absl::Status& why) {
   sessions_->FailJob(job, why);
-}
-
-void Node::OnFrame(NodeRank from, std::string frame) {
-  v1::PeerFrame parsed;
-  if (!parsed.ParseFromString(frame)) {
-    ++dropped_frames_;
-    return;
-  }
-  const auto it = runtimes_.find(parsed.job());
-  if (it == runtimes_.end()) {
-    // Its workers are not here yet, or not any more: the sender repeats.
-    ++dropped_frames_;
-    return;
-  }
-  it->second->OnFrame(from, parsed);
 }
 
 const JobRuntime* Node::Find(const std::string& name) const {
@@ -198,6 +174,11 @@ absl::StatusOr<v1::GetJobReply> Node::GetJob(const std::string& name) const {
     FillSteps(runtime->engine(), &reply);
     reply.set_steps_since_progress_ms(absl::ToInt64Milliseconds(
         leaves_.clock->Now() - runtime->last_progress()));
+    if (runtime->peers() != nullptr) {
+      for (v1::PeerNode& node : runtime->peers()->Nodes()) {
+        *reply.add_nodes() = std::move(node);
+      }
+    }
   }
   return reply;
 }

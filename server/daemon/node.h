@@ -1,9 +1,9 @@
 // One daemon's jobs, given its leaves: everything that is the same in the real
 // daemon and in a simulated one. It makes a JobRuntime for each job that the
-// sessions start, and hands frames of other nodes to the job they name.
+// sessions start.
 //
 //   Sessions --StartJob/EndJob--> Node --owns--> JobRuntime (one per job)
-//   PeerLink --OnFrame----------> Node --by job name--^
+//                                                   |__ links of the job
 //
 // Threading: control thread only.
 // Ownership: keeps Sessions and runtimes; borrows the leaves, which outlive it.
@@ -28,11 +28,10 @@
 #include "server/base/executor.h"
 #include "server/base/random.h"
 #include "server/daemon/job_runtime.h"
+#include "server/daemon/peer_plane.h"
 #include "server/device/device.h"
 #include "server/metrics/metrics.h"
 #include "server/session/sessions.h"
-#include "server/transport/peer_link.h"
-#include "server/transport/transport.h"
 
 namespace ballast::daemon {
 
@@ -43,9 +42,8 @@ struct Leaves {
   device::Device* device = nullptr;
   base::Random* random = nullptr;
   const kernels::Kernels* kernels = nullptr;
-  metrics::Metrics* metrics = nullptr;        // null: none
-  transport::Transport* transport = nullptr;  // null: one node only
-  transport::PeerLink* peer_link = nullptr;   // null: one node only
+  metrics::Metrics* metrics = nullptr;  // null: none
+  PeerPlane* peers = nullptr;           // null: jobs of one node only
 };
 
 struct NodeOptions {
@@ -54,9 +52,7 @@ struct NodeOptions {
   absl::Duration peer_timeout = absl::Seconds(30);
 };
 
-class Node final : public session::JobHost,
-                   public transport::PeerLinkObserver,
-                   public JobRuntimeHost {
+class Node final : public session::JobHost, public JobRuntimeHost {
  public:
   Node(const Leaves& leaves, const NodeOptions& options);
   ~Node() override;
@@ -72,7 +68,6 @@ class Node final : public session::JobHost,
 
   // No job is left: it is safe to end.
   bool is_empty() const { return runtimes_.empty(); }
-  int64_t dropped_frames() const { return dropped_frames_; }
   // Null if there is no such job (any more). For checks in simulation.
   const JobRuntime* Find(const std::string& name) const;
 
@@ -81,8 +76,6 @@ class Node final : public session::JobHost,
       session::LocalJob* job) override;
   void EndJob(session::LocalJob* job, const absl::Status& why,
               absl::AnyInvocable<void() &&> done) override;
-  // transport::PeerLinkObserver
-  void OnFrame(NodeRank from, std::string frame) override;
   // JobRuntimeHost
   void FailJob(session::LocalJob* job, const absl::Status& why) override;
 
@@ -93,7 +86,6 @@ class Node final : public session::JobHost,
   const NodeOptions options_;
   absl::btree_map<std::string, std::unique_ptr<JobRuntime>> runtimes_;
   std::unique_ptr<session::Sessions> sessions_;
-  int64_t dropped_frames_ = 0;
   std::shared_ptr<int> alive_;  // weak in what is posted
 };
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <thread>
 
+#include "server/daemon/local_address.h"
 #include "server/daemon/units.h"
 
 namespace ballast::daemon {
@@ -44,6 +45,39 @@ session::Options SessionOptions(const v1::Config& config) {
   options.default_bucket_bytes = config.compute().bucket_bytes();
   options.chunk_bytes = config.compute().chunk_bytes();
   options.compute_threads = ComputeThreads(config);
+  return options;
+}
+
+absl::Duration PeerTimeout(const v1::Config& config) {
+  return ParseDuration(config.transport().peer_timeout())
+      .value_or(absl::Seconds(30));
+}
+
+std::string TransportAddress(const v1::Config& config) {
+  const v1::TransportConfig& transport = config.transport();
+  if (!transport.listen_address().empty()) return transport.listen_address();
+  const std::string& devices = transport.ucx_devices();
+  const bool is_one_device =
+      !devices.empty() && devices.find(',') == std::string::npos;
+  if (is_one_device) return "";  // UCX takes its address
+  return NumericHost(config.listen().peer()).value_or(LocalAddress());
+}
+
+UcxPeerPlane::Options PeerPlaneOptions(const v1::Config& config) {
+  const v1::TransportConfig& transport = config.transport();
+  UcxPeerPlane::Options options;
+  options.node_name = config.node().name();
+  options.coordinator = config.node().coordinator();
+  options.ucx.wire.transports = transport.ucx_tls();
+  options.ucx.wire.devices = transport.ucx_devices();
+  options.ucx.wire.listen_address = TransportAddress(config);
+  options.ucx.protocol.exchanges.chunk_bytes =
+      static_cast<uint32_t>(transport.chunk_bytes());
+  options.ucx.protocol.connect_timeout =
+      ParseDuration(transport.connect_timeout()).value_or(absl::Seconds(20));
+  options.ucx.protocol.peer_timeout = PeerTimeout(config);
+  options.ucx.protocol.ping_interval =
+      std::min(absl::Seconds(1), PeerTimeout(config) / 4);
   return options;
 }
 

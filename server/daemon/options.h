@@ -5,9 +5,11 @@
 #define SERVER_DAEMON_OPTIONS_H_
 
 #include <cstdint>
+#include <string>
 
 #include "absl/time/time.h"
 #include "proto/config.pb.h"
+#include "server/daemon/ucx_peer_plane.h"
 #include "server/session/sessions.h"
 
 namespace ballast::daemon {
@@ -18,6 +20,10 @@ absl::Duration Hold(const v1::Config& config);
 absl::Duration JoinTimeout(const v1::Config& config);
 uint64_t MaxTotalBytes(const v1::Config& config);  // 0 -> 4/5 of the memory
 session::Options SessionOptions(const v1::Config& config);
+absl::Duration PeerTimeout(const v1::Config& config);
+// Where data of other nodes comes in; empty: the address of the one device.
+std::string TransportAddress(const v1::Config& config);
+UcxPeerPlane::Options PeerPlaneOptions(const v1::Config& config);
 
 }  // namespace ballast::daemon
 

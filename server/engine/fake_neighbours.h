@@ -89,8 +89,10 @@ class FakeCollective final : public collective::Collective {
     std::move(done)();
   }
   collective::ByteCounts byte_counts() const override { return bytes; }
+  double RelativeError() const override { return relative_error; }
 
   collective::ByteCounts bytes;
+  double relative_error = 0;
 
  private:
   CallLog* const log_;

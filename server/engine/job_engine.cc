@@ -165,6 +165,7 @@ class JobEngineImpl final : public JobEngine {
     return open_.has_value() ? open_->step : Step();
   }
   WeightVersion weight_version() const override { return published_version_; }
+  bool is_collected() const override { return contributions_.is_complete(); }
   bool is_idle() const override {
     return !committed_.has_value() && contributions_.is_empty();
   }
@@ -314,6 +315,8 @@ class JobEngineImpl final : public JobEngine {
     last_summary_.wire_bytes_sent = carried_.wire_sent;
     last_summary_.wire_bytes_received = carried_.wire_received;
     last_summary_.payload_bytes = carried_.payload_sent;
+    last_summary_.relative_error =
+        last_summary_.skipped ? 0 : collective_->RelativeError();
     last_summary_.seconds = committed_->clock.seconds();
     last_summary_.stage_seconds = committed_->clock.stage_seconds();
     carried_ = {};

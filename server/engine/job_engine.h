@@ -89,6 +89,8 @@ class JobEngine : public optimizer::UpdateObserver,
 
   virtual Step open_step() const = 0;
   virtual WeightVersion weight_version() const = 0;
+  // All ranks of this node have contributed to the open step.
+  virtual bool is_collected() const = 0;
   virtual bool is_idle() const = 0;  // nothing in flight, no open commit
   virtual Counts counts() const = 0;
   virtual const StepSummary& last_summary() const = 0;

@@ -29,6 +29,8 @@ enum class Family {
   kStragglerWait,
   kExchangeWireBytes,
   kExchangePayloadBytes,
+  kExchangeDuration,
+  kPeers,
   kTransportFallbacks,
   kNonfiniteValues,
   kMembershipGeneration,

@@ -141,7 +141,7 @@ class ShardOptimizer final : public Optimizer {
         state.kind(), scalars, piece.size(), at(state.gradient()),
         at(state.master()), has_m ? at(state.moment(0)) : nullptr,
         state.num_moments() > 1 ? at(state.moment(1)) : nullptr, DTypeOf(piece),
-        WeightsOf(piece));
+        parts_.casts_weights ? WeightsOf(piece) : nullptr);
   }
 
   const Parts parts_;

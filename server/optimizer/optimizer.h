@@ -34,8 +34,9 @@ namespace ballast::optimizer {
 class UpdateObserver {
  public:
   virtual ~UpdateObserver() = default;
-  // All owned chunks of `bucket` are updated and cast into the published
-  // weights of this node. Also called, once, for a bucket it owns nothing of.
+  // All owned chunks of `bucket` are updated and, if the optimizer casts, in
+  // the published weights of this node. Also called, once, for a bucket it
+  // owns nothing of.
   virtual void OnUpdated(BucketId bucket) = 0;
 };
 
@@ -47,6 +48,9 @@ struct Parts {
   device::Device* device = nullptr;  // undo records
   ShardState* state = nullptr;
   std::span<std::byte> weights;  // the node's published segment
+  // False where weights are quantized between nodes: what is published is the
+  // decoded form, which the collective makes from the masters.
+  bool casts_weights = true;
   UpdateObserver* observer = nullptr;
 };
 

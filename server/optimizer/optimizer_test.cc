@@ -169,6 +169,8 @@ class Node {
               .observer = &observer_};
   }
 
+  void LeaveWeightsAlone() { parts_.casts_weights = false; }
+
   absl::Status Create(std::unique_ptr<UndoLog> undo = nullptr) {
     auto optimizer = Optimizer::Create(parts_, std::move(undo));
     if (!optimizer.ok()) return optimizer.status();
@@ -370,6 +372,33 @@ TEST_F(OptimizerTest, FrozenAndOthersBytesStayUntouched) {  // I5, I14
   for (size_t i = 0; i < is_owned.size(); ++i) {
     ASSERT_TRUE(is_owned[i] || node.weights()[i] == std::byte{0x5a}) << i;
   }
+}
+
+TEST_F(OptimizerTest, WeightsThatAreQuantizedLaterAreNotCast) {  // I2
+  const layout::Layout layout = MakeLayout(2, 30'000, 16384);
+  base::SimComputePool pool(&executor_, 3, 2);
+  PlainLoop plain(layout);
+  plain.NewGradients(1);
+  std::vector<float> masters[2];
+  for (const bool casts : {false, true}) {
+    Node node(layout, NodeRank(1), OptimizerKind::kAdamW, false, &device_,
+              &pool);
+    if (!casts) node.LeaveWeightsAlone();
+    ASSERT_THAT(node.Create(), IsOk());
+    node.LoadWeights(plain);
+    node.optimizer().InitializeFromWeights();
+    node.LoadGradients(plain);
+    const std::vector<std::byte> before(node.weights().begin(),
+                                        node.weights().end());
+    ASSERT_THAT(node.Begin(Step(1), ScalarsOf(OptimizerKind::kAdamW, 1, false)),
+                IsOk());
+    node.StartAll();
+    ASSERT_TRUE(executor_.RunUntilIdle());
+    EXPECT_EQ(std::ranges::equal(node.weights(), before), !casts);
+    masters[casts].assign(node.state().master().begin(),
+                          node.state().master().end());
+  }
+  EXPECT_EQ(masters[0], masters[1]);
 }
 
 TEST_F(OptimizerTest, RefusesScalarsThatDoNotFit) {  // I27

@@ -143,6 +143,7 @@ absl::StatusOr<session::AttachRequest> FromProto(
   parsed.placement.local_world_size = topology.local_world_size();
   parsed.placement.node_rank = NodeRank(topology.node_rank());
   parsed.has_initial_values = request.has_initial_values();
+  parsed.job.coordinator = request.coordinator();
   return parsed;
 }
 

@@ -18,8 +18,8 @@ namespace {
 constexpr size_t kMaxMemoryBytes = 512u << 20;
 constexpr int kMaxStreamsPerConnection = 16;
 
-void SetBounds(grpc::ServerBuilder* builder) {
-  builder->SetMaxReceiveMessageSize(kMaxMessageBytes);
+void SetBounds(int max_message_bytes, grpc::ServerBuilder* builder) {
+  builder->SetMaxReceiveMessageSize(max_message_bytes);
   builder->SetMaxSendMessageSize(kMaxMessageBytes);
   builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS,
                               kMaxStreamsPerConnection);
@@ -37,7 +37,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::WithoutPort(
   auto server = std::unique_ptr<GrpcServer>(new GrpcServer());
   server->service_ = std::move(service);
   grpc::ServerBuilder builder;
-  SetBounds(&builder);
+  SetBounds(kMaxMessageBytes, &builder);
   builder.RegisterService(server->service_.get());
   server->server_ = builder.BuildAndStart();
   if (server->server_ == nullptr) {
@@ -47,12 +47,13 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::WithoutPort(
 }
 
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Listen(
-    const std::string& address, std::unique_ptr<grpc::Service> service) {
+    const std::string& address, std::unique_ptr<grpc::Service> service,
+    int max_message_bytes) {
   grpc::EnableDefaultHealthCheckService(true);
   auto server = std::unique_ptr<GrpcServer>(new GrpcServer());
   server->service_ = std::move(service);
   grpc::ServerBuilder builder;
-  SetBounds(&builder);
+  SetBounds(max_message_bytes, &builder);
   if (server->service_ != nullptr) {
     builder.RegisterService(server->service_.get());
   } else {

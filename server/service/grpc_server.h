@@ -29,9 +29,10 @@ class GrpcServer {
   static absl::StatusOr<std::unique_ptr<GrpcServer>> WithoutPort(
       std::unique_ptr<grpc::Service> service);
   // `address` is "unix:///path" or "host:port"; port 0 takes a free one. A
-  // null service: health only.
+  // null service: health only. Longer requests are refused.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> Listen(
-      const std::string& address, std::unique_ptr<grpc::Service> service);
+      const std::string& address, std::unique_ptr<grpc::Service> service,
+      int max_message_bytes = kMaxMessageBytes);
   ~GrpcServer();  // shuts down at once
 
   // The peer of a connected stream socket speaks gRPC from now on.

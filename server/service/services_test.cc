@@ -53,6 +53,7 @@ class FakeNode final : public NodeControl {
 
 class FakeHost final : public session::JobHost, public session::JobObserver {
  public:
+  std::string WaitingFor() const override { return ""; }
   absl::StatusOr<session::JobObserver*> StartJob(session::LocalJob*) override {
     return this;
   }

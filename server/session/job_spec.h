@@ -20,10 +20,11 @@ struct JobSpec {
   std::vector<layout::TensorSpec> tensors;
   kernels::OptimizerKind optimizer = kernels::OptimizerKind::kSgd;
   std::vector<kernels::HyperParameters> groups;  // at least one
-  std::string exchange = "exact";                // a preset's name
+  std::string exchange = "exact";                // layout/policy.h
   double gradient_clipping = 0;                  // global norm; 0: off
   uint64_t bucket_bytes = 0;                     // 0: the daemon's default
   absl::Duration hold = absl::ZeroDuration();    // zero: the daemon's default
+  std::string coordinator;  // host:port of node 0; empty: the daemon's default
 };
 
 struct Placement {

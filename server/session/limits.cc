@@ -14,6 +14,7 @@
 #include "server/base/status_macros.h"
 #include "server/ipc/control_block_view.h"
 #include "server/layout/difference.h"
+#include "server/layout/policy.h"
 #include "server/session/group_rules.h"
 
 namespace ballast::session {
@@ -32,18 +33,6 @@ absl::Status CheckRange(std::string_view field, T value, T min, T max) {
   if (value >= min && value <= max) return absl::OkStatus();
   return Invalid(field, absl::StrCat(value),
                  absl::StrCat("must be in [", min, ", ", max, "]"));
-}
-
-absl::Status CheckExchange(const std::string& preset) {
-  if (preset == "exact") return absl::OkStatus();
-  if (preset == "zeropp" || preset == "delta4") {
-    return absl::InvalidArgumentError(
-        absl::StrCat("exchange preset ", base::Quoted(preset),
-                     " comes with the link between nodes; use \"exact\""));
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("exchange preset ", base::Quoted(preset),
-                   " is unknown; this daemon serves \"exact\""));
 }
 
 absl::Status CheckGroupCount(const JobSpec& spec) {
@@ -115,7 +104,7 @@ absl::Status CheckPlacement(const Placement& p, const Limits& limits) {
 absl::Status CheckSpec(const JobSpec& spec, const Limits& limits) {
   RETURN_IF_ERROR(base::CheckJobName(spec.name));
   RETURN_IF_ERROR(base::CheckTenantName(spec.tenant));
-  RETURN_IF_ERROR(CheckExchange(spec.exchange));
+  RETURN_IF_ERROR(layout::ParsePolicy(spec.exchange).status());
   RETURN_IF_ERROR(CheckGroupCount(spec));
   RETURN_IF_ERROR(
       CheckGroups(spec.optimizer, AnyMomentum(spec.groups), Values(spec)));
@@ -170,6 +159,10 @@ std::string Difference(const JobSpec& job, const JobSpec& other) {
   if (job.exchange != other.exchange) {
     return Differs("exchange", base::Quoted(job.exchange),
                    base::Quoted(other.exchange));
+  }
+  if (job.coordinator != other.coordinator) {
+    return Differs("coordinator", base::Quoted(job.coordinator),
+                   base::Quoted(other.coordinator));
   }
   if (job.bucket_bytes != other.bucket_bytes) {
     return Differs("bucket_bytes", absl::StrCat(job.bucket_bytes),

@@ -54,11 +54,17 @@ TEST(CheckPlacementTest, BoundsWorldSize) {
 
 TEST(CheckSpecTest, SaysWhatToDoAboutLaterPresets) {
   JobSpec spec = Spec();
-  spec.exchange = "zeropp";
+  spec.exchange = "delta4";
   EXPECT_THAT(CheckSpec(spec, {}),
               StatusIs(kInvalid,
-                       "exchange preset \"zeropp\" comes with the link "
-                       "between nodes; use \"exact\""));
+                       "exchange preset \"delta4\" comes with delta weights; "
+                       "use \"exact\" or \"zeropp\""));
+  spec.exchange = "zeropp gradients.block=100";
+  EXPECT_THAT(CheckSpec(spec, {}), StatusIs(kInvalid, "gradients.block"));
+  for (const char* policy : {"exact", "zeropp", "zeropp weights.block=512"}) {
+    spec.exchange = policy;
+    EXPECT_THAT(CheckSpec(spec, {}), base::IsOk()) << policy;
+  }
 }
 
 TEST(CheckSpecTest, RefusesBadNamesAndValues) {

@@ -132,6 +132,12 @@ std::string LocalJob::Missing() const {
   return absl::StrJoin(missing, ", ");
 }
 
+std::string LocalJob::WaitingFor() const {
+  std::string missing = Missing();
+  if (!missing.empty() || observer_ == nullptr) return missing;
+  return observer_->WaitingFor();
+}
+
 // ---- The engine's port. ----
 
 void LocalJob::Open(Generation generation, Step step) {

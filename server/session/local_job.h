@@ -119,6 +119,8 @@ class LocalJob {
   // "rank 2 has not attached, rank 3 (pid 4711) has not begun"; empty if all
   // are there.
   std::string Missing() const;
+  // Missing(), and if all are there what the observer knows.
+  std::string WaitingFor() const;
   const std::string& last_failure() const { return last_failure_; }
 
  private:

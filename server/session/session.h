@@ -65,6 +65,8 @@ class JobObserver {
   virtual void OnStepInputRefused(LocalRank rank, const absl::Status& why) = 0;
   virtual void OnWorkerLost(LocalRank rank, const absl::Status& why) = 0;
   virtual void OnAllClosed() = 0;
+  // Whom or what the job waits for, in words; empty if for nobody.
+  virtual std::string WaitingFor() const = 0;
 };
 
 }  // namespace ballast::session

@@ -102,6 +102,8 @@ class FakeLink final : public WorkerLink {
 
 // Keeps what it hears.
 struct FakeObserver : JobObserver {
+  std::string WaitingFor() const override { return waiting_for; }
+  std::string waiting_for;
   struct Push {
     int rank;
     int bucket;

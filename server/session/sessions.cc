@@ -157,7 +157,8 @@ absl::Status Sessions::CheckRequest(const AttachRequest& request) const {
     return absl::InvalidArgumentError(absl::StrCat(
         "world_size ", request.placement.world_size,
         " is not local_world_size ", request.placement.local_world_size,
-        ": jobs over several nodes come with the link between nodes"));
+        ": a job of several nodes needs a daemon with listen.peer, which is "
+        "off here"));
   }
   return CheckSpec(request.job, options_.limits);
 }
@@ -311,7 +312,7 @@ void Sessions::OnBeginTimer(const Key& key) {
   const auto connection = LookupAttached(key);
   if (!connection.ok()) return;
   LocalJob& local = *(*connection)->job->local;
-  const std::string missing = local.Missing();
+  const std::string missing = local.WaitingFor();
   local.CancelBegin(
       (*connection)->rank,
       absl::DeadlineExceededError(absl::StrCat(
@@ -387,17 +388,17 @@ void Sessions::OnTimer(const std::string& name) {
   if (it == jobs_.end() || it->second->is_ending) return;
   Job* const job = it->second.get();
   job->timer = 0;
-  const std::string missing = job->local->Missing();
   if (!job->local->has_begun()) {
+    const std::string missing = job->local->WaitingFor();
     End(job, absl::DeadlineExceededError(
                  absl::StrCat("job ", base::Quoted(name),
                               " did not start within jobs.join_timeout = ",
                               absl::FormatDuration(options_.join_timeout), ": ",
                               missing.empty() ? "no first weights" : missing)));
   } else if (job->local->num_missing() > 0) {
-    End(job, absl::UnavailableError(
-                 absl::StrCat("job ", base::Quoted(name),
-                              " was held as long as it may be: ", missing)));
+    End(job, absl::UnavailableError(absl::StrCat(
+                 "job ", base::Quoted(name),
+                 " was held as long as it may be: ", job->local->Missing())));
   }
 }
 

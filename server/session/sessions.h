@@ -56,7 +56,7 @@ struct Options {
   bool allow_many_nodes = false;  // a link to other nodes exists
   metrics::Metrics* metrics = nullptr;  // null: none
   // One line per event in the life of jobs and workers; null: none.
-  std::function<void(const std::string& event)> log;
+  std::function<void(const std::string& event)> log = nullptr;
 };
 
 class Sessions {

@@ -129,7 +129,7 @@ TEST_F(SessionsTest, SeveralNodesComeLater) {
   AttachRequest request = SmallRequest("job", 0, 2);
   request.placement.local_world_size = 1;
   EXPECT_THAT(Attach("a", request),
-              StatusIs(kInvalid, "come with the link between nodes"));
+              StatusIs(kInvalid, "needs a daemon with listen.peer"));
 }
 
 TEST_F(SessionsTest, AnotherUserCannotJoin) {  // I26

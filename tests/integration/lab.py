@@ -13,6 +13,7 @@ where they are to die, processes. Every wait has a bound.
 
 import contextlib
 import faulthandler
+import json
 import os
 import shutil
 import subprocess
@@ -21,6 +22,7 @@ import tempfile
 import threading
 import time
 import unittest
+import urllib.request
 
 try:
     import numpy as np
@@ -134,6 +136,22 @@ class Daemon:
                     "/memfd:")
         return count
 
+    def control(self, *arguments):
+        """What `ballastctl … --json` says of this daemon; None if it does not
+        find it."""
+        output = subprocess.run(
+            [os.environ["BALLASTCTL"], "--address", self.admin, "--json",
+             *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            timeout=PATIENCE)
+        return json.loads(output.stdout) if output.returncode == 0 else None
+
+    def metrics(self):
+        """The text of /metrics; needs http=True."""
+        address = "http://127.0.0.1:%d/metrics" % self.http_port
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(address, timeout=PATIENCE) as reply:
+            return reply.read().decode()
+
     def session(self, rank, world, tensors, **options):
         arguments = dict(
             job="job", tensors=tensors, rank=rank, world_size=world,
@@ -158,7 +176,7 @@ class Worker:
     def __init__(self, script, arguments, env):
         self.process = subprocess.Popen(
             [sys.executable, "-c", script, *map(str, arguments)], env=env,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     @property
     def pid(self):
@@ -198,7 +216,7 @@ def missing():
     """Why these tests cannot run here, or ""."""
     if np is None:
         return "no numpy"
-    for variable in ("BALLASTD", "BALLAST_LIBRARY"):
+    for variable in ("BALLASTD", "BALLASTCTL", "BALLAST_LIBRARY"):
         path = os.environ.get(variable, "")
         if not os.path.exists(path):
             return "%s=%s is not there" % (variable, path)
@@ -234,6 +252,8 @@ class TestCase(unittest.TestCase):
                 worker.process.kill()
                 worker.process.wait()
             worker.process.stdout.close()
+            with contextlib.suppress(OSError):
+                worker.process.stdin.close()
 
         self.addCleanup(end)
         return worker

@@ -101,7 +101,7 @@ class RefusalTest(lab.TestCase):
             lambda: self.open(0, 4, local_world_size=2, timeout=5))
 
     def test_exchanges_that_come_later(self):  # I21
-        for preset in ("zeropp", "delta4", "nonsense"):
+        for preset in ("delta2", "delta4", "nonsense"):
             self.assertRaisesWith(
                 (ballast.InvalidArgument, ballast.FailedPrecondition), preset,
                 lambda p=preset: self.open(exchange=p))

@@ -32,6 +32,7 @@
 #include "server/transport/inproc/link_model.h"
 #include "tests/sim/reference_model.h"
 #include "tests/sim/scenario.h"
+#include "tests/sim/sim_peer_plane.h"
 #include "tests/sim/sim_worker.h"
 #include "tests/sim/sim_world.h"
 
@@ -86,6 +87,7 @@ class Cluster final : public SimWorld {
     base::SeededRandom random;
     std::unique_ptr<transport::Transport> transport;
     std::unique_ptr<transport::PeerLink> peer_link;
+    std::unique_ptr<SimPeerPlane> peers;
     std::unique_ptr<daemon::Node> node;
   };
 

@@ -3,13 +3,16 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/codec.h"
 #include "kernels/exact_sum.h"
 #include "kernels/reference/reference.h"
+#include "kernels/stochastic.h"
 #include "tests/sim/gradients.h"
 
 namespace ballast::sim {
 
-ReferenceModel::ReferenceModel(const Scenario& scenario) : scenario_(scenario) {
+ReferenceModel::ReferenceModel(const Scenario& scenario)
+    : scenario_(scenario), policy_(*layout::ParsePolicy(scenario.exchange)) {
   for (const layout::TensorSpec& spec : scenario.tensors) {
     TensorState tensor;
     tensor.spec = spec;
@@ -21,6 +24,12 @@ ReferenceModel::ReferenceModel(const Scenario& scenario) : scenario_(scenario) {
                                tensor.master.data());
     tensor.m.resize(tensor.size);
     tensor.v.resize(tensor.size);
+    tensor.index = static_cast<int>(tensors_.size());
+    if (scenario.nodes > 1 && spec.trainable) {  // alone, nothing is sent
+      tensor.codecs = layout::CodecsOf(policy_, spec.name, tensor.size);
+      codes_gradients_ |=
+          tensor.size > 0 && tensor.codecs.gradients.quantizes();
+    }
     tensors_.push_back(std::move(tensor));
   }
   outcomes_.push_back({.hash = HashWeights()});
@@ -47,21 +56,55 @@ double ReferenceModel::GradNorm(int64_t step) {
   return outcomes_[step].norm;
 }
 
+void ReferenceModel::ThereAndBack(const TensorState& tensor,
+                                  const layout::CodecChoice& choice,
+                                  int64_t step, int hop,
+                                  std::vector<float>* values) const {
+  if (!choice.quantizes()) return;
+  const uint64_t key = kernels::StochasticKey(
+      policy_.seed, kernels::JobKey(kJobName), tensor.index, step, hop);
+  const auto count = static_cast<int64_t>(values->size());
+  std::vector<uint8_t> bytes(kernels::EncodedBytes(choice.block, count));
+  kernels::Reference().encode(choice.block, key, 0, count, values->data(),
+                              bytes.data());
+  kernels::Reference().decode(choice.block, count, bytes.data(),
+                              values->data());
+}
+
+std::vector<float> ReferenceModel::Sum(const TensorState& tensor, int64_t step,
+                                       int first_rank, int num_ranks) const {
+  std::vector<std::vector<std::byte>> gradients(num_ranks);
+  std::vector<const void*> sources;
+  for (int i = 0; i < num_ranks; ++i) {
+    gradients[i].resize(tensor.weights.size());
+    ComputeGradient(tensor.spec, first_rank + i, step, 0, tensor.size,
+                    tensor.weights.data(), gradients[i].data());
+    sources.push_back(gradients[i].data());
+  }
+  std::vector<float> sum(tensor.size);
+  kernels::Reference().tree_sum(tensor.spec.dtype, sources, tensor.size,
+                                sum.data());
+  return sum;
+}
+
 std::vector<float> ReferenceModel::MeanGradient(const TensorState& tensor,
                                                 int64_t step,
                                                 bool* is_finite) const {
-  const kernels::Kernels& k = kernels::Reference();
   const int world_size = scenario_.world_size();
-  std::vector<std::vector<std::byte>> gradients(world_size);
-  std::vector<const void*> sources;
-  for (int rank = 0; rank < world_size; ++rank) {
-    gradients[rank].resize(tensor.weights.size());
-    ComputeGradient(tensor.spec, rank, step, 0, tensor.size,
-                    tensor.weights.data(), gradients[rank].data());
-    sources.push_back(gradients[rank].data());
+  std::vector<float> mean;
+  if (!codes_gradients_) {
+    mean = Sum(tensor, step, 0, world_size);
+  } else {
+    for (int node = 0; node < scenario_.nodes; ++node) {
+      std::vector<float> sum =
+          Sum(tensor, step, node * scenario_.workers, scenario_.workers);
+      ThereAndBack(tensor, tensor.codecs.gradients, step, node, &sum);
+      if (node == 0) mean.assign(sum.size(), 0.0f);
+      for (size_t i = 0; i < sum.size(); ++i) {
+        mean[i] = node == 0 ? sum[i] : mean[i] + sum[i];
+      }
+    }
   }
-  std::vector<float> mean(tensor.size);
-  k.tree_sum(tensor.spec.dtype, sources, tensor.size, mean.data());
   for (float& x : mean) x /= static_cast<float>(world_size);
   *is_finite = std::all_of(mean.begin(), mean.end(),
                            [](float x) { return std::isfinite(x); });
@@ -107,6 +150,12 @@ void ReferenceModel::Step() {
                        has_m ? tensor.m.data() : nullptr,
                        is_sgd ? nullptr : tensor.v.data(), tensor.spec.dtype,
                        tensor.weights.data());
+      if (!tensor.codecs.weights.quantizes()) continue;
+      std::vector<float> published = tensor.master;
+      ThereAndBack(tensor, tensor.codecs.weights, step, scenario_.nodes,
+                   &published);
+      k.cast(published.data(), tensor.spec.dtype, tensor.size,
+             tensor.weights.data());
     }
   }
   outcome.hash = HashWeights();

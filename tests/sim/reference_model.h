@@ -1,5 +1,6 @@
 // The oracle: the same training, undistributed. One whole array per tensor,
-// the scalar kernels, no bucket, shard, node or daemon.
+// the scalar kernels, no bucket, shard or daemon; nodes only as far as each
+// one's sum is encoded (kernels/FORMAT.md, "Quantized presets").
 //
 // Threading: thread-compatible.
 #ifndef TESTS_SIM_REFERENCE_MODEL_H_
@@ -9,6 +10,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "server/layout/policy.h"
 #include "tests/sim/scenario.h"
 
 namespace ballast::sim {
@@ -26,6 +28,8 @@ class ReferenceModel {
  private:
   struct TensorState {
     layout::TensorSpec spec;
+    layout::TensorCodecs codecs;
+    int index = 0;
     int64_t size = 0;
     std::vector<std::byte> weights;
     std::vector<float> master, m, v;
@@ -36,12 +40,20 @@ class ReferenceModel {
     double norm = 0;
   };
 
+  // `hop`: the nodes, in order, then the weights.
+  void ThereAndBack(const TensorState& tensor,
+                    const layout::CodecChoice& choice, int64_t step, int hop,
+                    std::vector<float>* values) const;
+  std::vector<float> Sum(const TensorState& tensor, int64_t step,
+                         int first_rank, int num_ranks) const;
   std::vector<float> MeanGradient(const TensorState& tensor, int64_t step,
                                   bool* is_finite) const;
   void Step();
   uint64_t HashWeights() const;
 
   const Scenario scenario_;
+  const layout::ExchangePolicy policy_;
+  bool codes_gradients_ = false;
   std::vector<TensorState> tensors_;
   std::vector<Outcome> outcomes_;  // by step
   int64_t optimizer_step_ = 0;

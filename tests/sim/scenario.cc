@@ -209,6 +209,8 @@ absl::Status ParseLine(Line* line, Scenario* scenario) {
     RETURN_IF_ERROR(ParseValues(line, &scenario->groups.back()));
   } else if (word == "clip") {
     ASSIGN_OR_RETURN(scenario->clip, Real(line->Take()));
+  } else if (word == "exchange") {
+    scenario->exchange = line->Rest();
   } else if (word == "bucket_bytes") {
     ASSIGN_OR_RETURN(scenario->bucket_bytes, Integer<uint64_t>(line->Take()));
   } else if (word == "chunk_bytes") {

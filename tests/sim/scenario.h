@@ -17,6 +17,8 @@
 
 namespace ballast::sim {
 
+inline constexpr char kJobName[] = "job";
+
 enum class PushOrder { kLayout, kReverse, kRandom };
 
 struct Fault {
@@ -44,6 +46,7 @@ struct Scenario {
   kernels::OptimizerKind optimizer = kernels::OptimizerKind::kSgd;
   std::vector<kernels::HyperParameters> groups = {kernels::HyperParameters()};
   double clip = 0;
+  std::string exchange = "exact";  // server/layout/policy.h
   uint64_t bucket_bytes = 16 << 10;
   uint64_t chunk_bytes = 8 << 10;
   int buckets_in_flight = 4;

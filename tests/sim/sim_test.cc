@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "gtest/gtest.h"
+#include "kernels/codec.h"
 #include "kernels/reference/reference.h"
 #include "tests/sim/runner.h"
 
@@ -114,6 +115,19 @@ TEST(SimControlTest, NanThatIsNotSeenIsFound) {  // I10
   const std::string found =
       ViolationsWith(broken, Small("at step 2 nan rank 1\n"));
   EXPECT_TRUE(absl::StrContains(found, "skipped 0")) << found;
+}
+
+TEST(SimControlTest, OneWrongCodeIsFound) {  // I25
+  kernels::Kernels broken = kernels::Reference();
+  broken.encode = [](const kernels::CodecSpec& spec, uint64_t key,
+                     int64_t first, int64_t count, const float* in,
+                     uint8_t* out) {
+    kernels::Reference().encode(spec, key, first, count, in, out);
+    if (count > 0) out[kernels::CodesOffset(spec, count)] ^= 1;
+  };
+  const Scenario scenario = Small("exchange zeropp override:wte=int8\n");
+  EXPECT_EQ(ViolationsWith(kernels::Reference(), scenario), "");
+  EXPECT_TRUE(absl::StrContains(ViolationsWith(broken, scenario), "I25"));
 }
 
 TEST(SimControlTest, WorkerThatIsNotReplacedIsFound) {  // I23

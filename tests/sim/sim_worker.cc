@@ -94,6 +94,7 @@ session::AttachRequest SimWorker::MakeRequest() const {
   request.job.groups = scenario.groups;
   request.job.gradient_clipping = scenario.clip;
   request.job.bucket_bytes = scenario.bucket_bytes;
+  request.job.exchange = scenario.exchange;
   request.job.hold = scenario.hold;
   request.placement = {.rank = Rank(id_.rank),
                        .world_size = scenario.world_size(),

@@ -23,11 +23,11 @@
 #include "server/base/sim_executor.h"
 #include "server/layout/layout.h"
 #include "server/session/job_spec.h"
+#include "tests/sim/scenario.h"
 #include "tests/sim/sim_world.h"
 
 namespace ballast::sim {
 
-inline constexpr char kJobName[] = "job";
 
 class SimWorker {
  public:

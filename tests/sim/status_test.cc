@@ -79,8 +79,10 @@ TEST(StatusTest, OtherNodesAreNamed) {
   Cluster cluster(scenario, 1, kernels::Reference());
   cluster.Start();
   cluster.clock().RunFor(absl::Seconds(10));
-  EXPECT_THAT(OnlyJob(cluster, 0).waiting_for(),
-              HasSubstr("other nodes have not sent 4 of 4 buckets of step 2"));
+  EXPECT_THAT(
+      OnlyJob(cluster, 0).waiting_for(),
+      HasSubstr("node 1: rank 3 (pid 1300) has not pushed 4 of 4 buckets "
+                "of step 2"));
   EXPECT_THAT(OnlyJob(cluster, 1).waiting_for(),
               HasSubstr("rank 3 (pid 1300) has not pushed"));
 }

@@ -132,14 +132,53 @@ def seconds(value: Any, what: str) -> float:
 
 
 def exchange(value: Any) -> str:
+    """A preset's name, or a policy's keys as the daemon's one text.
+
+    {"preset": "zeropp", "gradients": {"block": 64}} becomes
+    "zeropp gradients.block=64". The daemon knows the keys.
+    """
     if value == "":
         raise errors.InvalidArgument(
             "exchange must be the name of a preset, as in \"exact\", not ''")
     if isinstance(value, str):
         return value
-    raise errors.FailedPrecondition(
-        "exchange policies other than a preset's name come with the quantized "
-        "exchanges; use exchange=\"exact\"")
+    if not isinstance(value, Mapping):
+        raise errors.InvalidArgument(
+            "exchange must be a preset's name or a dict of a policy's keys, "
+            "not %s" % _names.shown(value))
+    words = [_exchange_value("preset", value["preset"])] \
+        if "preset" in value else []
+    for key, entry in value.items():
+        if key == "overrides":
+            words += [_exchange_override(one) for one in entry]
+        elif isinstance(entry, Mapping):
+            words += [_exchange_word("%s.%s" % (key, inner), one)
+                      for inner, one in entry.items()]
+        elif key != "preset":
+            words.append(_exchange_word(key, entry))
+    return " ".join(words) or "exact"
+
+
+def _exchange_word(key: str, value: Any) -> str:
+    return "%s=%s" % (_exchange_value("key", key), _exchange_value(key, value))
+
+
+def _exchange_override(override: Any) -> str:
+    if not isinstance(override, Mapping) or set(override) != {"match", "codec"}:
+        raise errors.InvalidArgument(
+            "exchange: an override is {\"match\": PATTERN, \"codec\": NAME}, "
+            "not %s" % _names.shown(override))
+    return _exchange_word("override:%s" % override["match"], override["codec"])
+
+
+def _exchange_value(key: str, value: Any) -> str:
+    text = {None: "null", True: "true", False: "false"}[value] \
+        if value is None or isinstance(value, bool) else str(value)
+    if not text or " " in text or "=" in text:
+        raise errors.InvalidArgument(
+            "exchange: %s is %s, which no policy has; it is one word" %
+            (key, _names.shown(value)))
+    return text
 
 
 def environment() -> Mapping[str, str]:

@@ -245,6 +245,14 @@ class Launcher:
         self._end(self.workers)
         return self._failure
 
+    def hold(self) -> int:
+        """Blocks until a signal comes: 128 + its number. Says when a child
+        dies meanwhile."""
+        while self._signal == 0:
+            self._pump(_POLL_SECONDS)
+            self._check_workers()
+        return 128 + self._signal
+
     def stop(self) -> None:
         """Ends every child that still runs, workers first. Idempotent."""
         self._end(self.workers)

@@ -35,14 +35,16 @@ class Session:
         entry that matches it.
       trainable: pattern or list of patterns; other tensors are frozen:
         published once, no gradient, no state. Default: all are trainable.
-      exchange: preset name; "exact" is the one of this version.
+      exchange: how weights and gradients cross between nodes: "exact",
+        "zeropp" (int8 weights, int4 gradients), or a dict of a policy's keys:
+        {"preset": "zeropp", "gradients": {"block": 64}}.
       gradient_clipping: largest global norm; None or 0: no clipping.
       resume: "auto": a held job of this name and tensors goes on; "never":
         it is refused; "must": there must be one.
       address: the daemon's handle socket. Default: BALLAST_ADDRESS, else
         unix:///run/ballast/ballastd.sock.
       coordinator: host:port of node 0's peer plane (BALLAST_COORDINATOR);
-        checked, and not needed by a job of one node.
+        default: the daemon's. Node 0 and jobs of one node need none.
       token: what the daemon asks for (default: content of
         BALLAST_TOKEN_FILE, less its last line end).
       timeout: seconds that opening, step() and wait() may block.
@@ -66,7 +68,7 @@ class Session:
                  optimizer: Optional[Mapping[str, Any]] = None, *,
                  param_groups: Optional[Sequence[Mapping[str, Any]]] = None,
                  trainable: Union[None, str, Sequence[str]] = None,
-                 exchange: str = "exact",
+                 exchange: Union[str, Mapping[str, Any]] = "exact",
                  gradient_clipping: Optional[float] = None,
                  resume: str = "auto", address: Optional[str] = None,
                  coordinator: Optional[str] = None,
@@ -113,6 +115,8 @@ class Session:
                                              "connect_timeout"),
             optimizer={"name": name,
                        "groups": [g.flat() for g in self.param_groups]})
+        if self.coordinator:
+            options["coordinator"] = self.coordinator
         if tenant is not None:
             options["tenant"] = _names.check_job_name(tenant, "tenant")
         if bucket_bytes is not None:

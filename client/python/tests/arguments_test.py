@@ -241,13 +241,28 @@ class OptionsTest(Refuses):
             self.assertRefused(["host:port"],
                                lambda b=bad: _options.coordinator(b, {}))
 
-    def test_seconds_and_exchange(self):
+    def test_seconds(self):
         for bad in (0, -1, "1", None, float("nan"), True):
             self.assertRefused(["timeout"], lambda b=bad: _options.seconds(
                 b, "timeout"))
         self.assertRefused(["exact"], lambda: _options.exchange(""))
-        self.assertRefused(["come with"], lambda: _options.exchange({}),
-                           errors.FailedPrecondition)
+
+    def test_exchange_policies_become_one_text(self):
+        self.assertEqual(_options.exchange("zeropp"), "zeropp")
+        self.assertEqual(_options.exchange({}), "exact")
+        self.assertEqual(
+            _options.exchange({
+                "weights": {"codec": "int8", "block": 256},
+                "gradients": {"error_feedback": False},
+                "max_relative_error": None, "preset": "zeropp",
+                "overrides": [{"match": "*.b", "codec": "none"}]}),
+            "zeropp weights.codec=int8 weights.block=256 "
+            "gradients.error_feedback=false max_relative_error=null "
+            "override:*.b=none")
+        for bad in (3, {"weights": {"codec": "a b"}}, {"seed": "1=2"},
+                    {"overrides": [{"match": "a"}]}, {"preset": ""}):
+            self.assertRefused(["exchange"],
+                               lambda b=bad: _options.exchange(b))
 
 
 class NamesTest(Refuses):

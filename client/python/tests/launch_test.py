@@ -72,6 +72,18 @@ class LauncherTest(unittest.TestCase):
         self.assertEqual((code, lines), (0, []))
         self.assertEqual(os.listdir(self.directory), ["worker-0.log"])
 
+    def test_hold_says_who_dies_and_ends_with_a_signal(self):
+        output = io.BytesIO()
+        with launch.Launcher(self.directory, output=output) as launcher:
+            launcher.start_daemon(0, ["/bin/false"])
+            launcher.start_daemon(1, [
+                "/bin/sh", "-c", "while kill -0 $(cat %s) 2>/dev/null; do :; "
+                "done; kill -TERM $PPID; sleep 1000"
+                % self.path("daemon-0.pid")])
+            self.assertEqual(launcher.hold(), 128 + signal.SIGTERM)
+        self.assertIn(b"daemon-0 exited with code 1", output.getvalue())
+        self.assertFalse(is_running(launcher.daemons[1].pid))
+
     def test_one_failure_ends_the_others(self):  # I23
         code, lines, launcher = run(self.directory, ["exit 7", "sleep 1000"])
         self.assertEqual(code, 7)

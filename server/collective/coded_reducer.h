@@ -1,0 +1,89 @@
+// Hops 1 and 2 of one bucket when gradients are quantized between nodes.
+//
+//   each chunk of each owner: tree sum over the local ranks, fp32
+//                             -> encoded into that owner's slice
+//   exchange                  to each owner its slice, from each peer ours
+//   each own chunk:           decode node 0's, add node 1's, … in node order,
+//                             ÷ (nodes x workers) once, norm
+//
+// The owner's own contribution goes through the codec like all others, so that
+// who owns an element changes no bit of it. Tensors without a codec go as one
+// fp32 sum per node, on the same path.
+//
+// Threading: control thread; chunks are tasks of the pool, made once.
+#ifndef SERVER_COLLECTIVE_CODED_REDUCER_H_
+#define SERVER_COLLECTIVE_CODED_REDUCER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/base/ids.h"
+#include "server/collective/bucket_operation.h"
+#include "server/collective/chunk_task.h"
+#include "server/collective/coded_slice.h"
+#include "server/collective/context.h"
+#include "server/collective/error_sums.h"
+#include "server/transport/transport.h"
+
+namespace ballast::collective {
+
+class CodedReducer final : public BucketOperation,
+                           private transport::ExchangeObserver {
+ public:
+  // Of each owner's slice as this node contributes to it, and of what the
+  // peers contribute to its own.
+  static int64_t WindowBytes(const Context& context, BucketId bucket);
+
+  // `window` is in use from Start to the report, or to Cancel and an idle gate.
+  static absl::StatusOr<std::unique_ptr<CodedReducer>> Create(
+      Context* context, BucketId bucket, std::span<std::byte> window);
+
+  absl::Status Start(Step step) override;
+  void Cancel() override { exchange_->Cancel(); }
+  uint64_t payload_sent() const override { return payload_sent_; }
+  const transport::Exchange* exchange() const override {
+    return exchange_.get();
+  }
+  ErrorSums errors() const override { return errors_; }
+
+ private:
+  CodedReducer(Context* context, BucketId bucket, std::span<std::byte> window);
+
+  absl::Status PrepareExchange();
+  void MakeTasks();
+  void OnEncoded();
+  void OnFinished();
+  void OnExchangeDone(transport::Exchange* exchange, Step step,
+                      const absl::Status& status) override;
+
+  // On pool threads.
+  void EncodeChunk(int thread, std::span<const CodedRun> runs, std::byte* slice,
+                   ErrorSums* errors);
+  void FinishChunk(std::span<const CodedRun> runs, Reduced* reduced);
+
+  Context* const context_;
+  const layout::Bucket& bucket_;
+  std::vector<CodedSlice> slices_;      // by owner
+  std::vector<std::byte*> own_slices_;  // of the own slice: by contributor
+  std::vector<std::span<std::byte>> contributions_;  // of this node, by owner
+  std::unique_ptr<transport::Exchange> exchange_;
+  uint64_t payload_per_exchange_ = 0;
+
+  std::vector<ChunkTask> encode_tasks_;  // never moved once made
+  std::vector<ChunkTask> finish_tasks_;
+  std::vector<ErrorSums> encode_errors_;  // by task
+  std::vector<Reduced> finish_results_;
+  Step step_;
+  size_t num_left_ = 0;  // tasks of the running hop
+  uint64_t payload_sent_ = 0;
+  ErrorSums errors_;
+};
+
+}  // namespace ballast::collective
+
+#endif  // SERVER_COLLECTIVE_CODED_REDUCER_H_

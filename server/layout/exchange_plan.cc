@@ -1,0 +1,77 @@
+#include "server/layout/exchange_plan.h"
+
+#include "kernels/canonical_tree.h"
+
+namespace ballast::layout {
+namespace {
+
+constexpr uint64_t kScaleBytes = 4;
+
+}  // namespace
+
+uint64_t PayloadOf(const CodecChoice& choice, kernels::DType unquantized,
+                   int64_t count) {
+  if (!choice.quantizes()) return count * kernels::SizeOf(unquantized);
+  const int64_t per_byte = 8 / choice.block.bits;
+  return (count + per_byte - 1) / per_byte +
+         kScaleBytes * kernels::NumBlocks(choice.block, count);
+}
+
+ExchangePlan::ExchangePlan(const ExchangePolicy& policy, const Layout& layout)
+    : policy_(policy) {
+  const bool has_peers = layout.topology().num_nodes > 1;
+  for (size_t i = 0; i < layout.tensors().size(); ++i) {
+    const int64_t size = layout.places()[i].num_elements;
+    const TensorCodecs& codecs =
+        codecs_.emplace_back(CodecsOf(policy, layout.tensors()[i].name, size));
+    if (!has_peers || !layout.tensors()[i].trainable || size == 0) continue;
+    quantizes_weights_ |= codecs.weights.quantizes();
+    quantizes_gradients_ |= codecs.gradients.quantizes();
+  }
+}
+
+PayloadBytes ExchangePlan::Model(const Layout& layout) const {
+  PayloadBytes bytes;
+  for (size_t i = 0; i < codecs_.size(); ++i) {
+    if (!layout.tensors()[i].trainable) continue;
+    const int64_t size = layout.places()[i].num_elements;
+    bytes.gradients +=
+        PayloadOf(codecs_[i].gradients, kernels::DType::kFloat32, size);
+    bytes.weights +=
+        PayloadOf(codecs_[i].weights, layout.tensors()[i].dtype, size);
+  }
+  return bytes;
+}
+
+PayloadBytes ExchangePlan::PerStep(const Layout& layout, NodeRank node) const {
+  PayloadBytes bytes;
+  const Topology& topology = layout.topology();
+  // Unquantized sums cross as the maximal subtrees inside the node's ranks.
+  const uint64_t num_sums =
+      quantizes_gradients_
+          ? 1
+          : kernels::MaximalSubtrees(
+                {topology.FirstRank(node).value(), topology.local_world_size},
+                topology.world_size())
+                .size();
+  for (const Bucket& bucket : layout.buckets()) {
+    for (const Shard& shard : bucket.shards) {
+      for (const Piece& piece : shard.pieces) {
+        const TensorCodecs& codecs = codecs_[piece.tensor.value()];
+        if (shard.owner != node) {
+          bytes.gradients +=
+              num_sums * PayloadOf(codecs.gradients, kernels::DType::kFloat32,
+                                   piece.size());
+        } else {
+          bytes.weights +=
+              (topology.num_nodes - 1) *
+              PayloadOf(codecs.weights, layout.tensor(piece.tensor).dtype,
+                        piece.size());
+        }
+      }
+    }
+  }
+  return bytes;
+}
+
+}  // namespace ballast::layout

@@ -1,0 +1,71 @@
+// A policy applied to a layout: the codecs of every tensor, and the bytes that
+// they come to between nodes.
+//
+// One node sends, per committed step,
+//
+//   gradients   every other owner's slice, as this node contributes to it
+//   weights     its own slice, N - 1 times
+//
+// Over all nodes that is N - 1 times the encoded model, W + G: each piece is
+// whole cells (or ends with its tensor), so cuts add no byte to codes and
+// scales. Alignment and headers are not payload.
+//
+// Threading: immutable; thread-safe.
+#ifndef SERVER_LAYOUT_EXCHANGE_PLAN_H_
+#define SERVER_LAYOUT_EXCHANGE_PLAN_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/dtype.h"
+#include "server/base/ids.h"
+#include "server/layout/layout.h"
+#include "server/layout/policy.h"
+
+namespace ballast::layout {
+
+struct PayloadBytes {
+  uint64_t gradients = 0;
+  uint64_t weights = 0;
+
+  uint64_t total() const { return gradients + weights; }
+  bool operator==(const PayloadBytes&) const = default;
+};
+
+class ExchangePlan {
+ public:
+  ExchangePlan(const ExchangePolicy& policy, const Layout& layout);
+
+  const ExchangePolicy& policy() const { return policy_; }
+  const TensorCodecs& codecs(TensorId tensor) const {
+    return codecs_[tensor.value()];
+  }
+
+  // Whether any tensor that crosses between nodes is quantized on the path.
+  // With one node nothing crosses, and nothing is.
+  bool quantizes_weights() const { return quantizes_weights_; }
+  bool quantizes_gradients() const { return quantizes_gradients_; }
+
+  // W and G: what the trainable tensors take when encoded once. A path that
+  // quantizes nothing sends the sums of the canonical tree's subtrees instead,
+  // one or more per node (PerStep knows); here they count once.
+  PayloadBytes Model(const Layout& layout) const;
+
+  // What `node` sends for one committed step.
+  PayloadBytes PerStep(const Layout& layout, NodeRank node) const;
+
+ private:
+  const ExchangePolicy policy_;
+  std::vector<TensorCodecs> codecs_;
+  bool quantizes_weights_ = false;
+  bool quantizes_gradients_ = false;
+};
+
+// Codes and scales of whole cells (the last one may be short), or the elements
+// as they are.
+uint64_t PayloadOf(const CodecChoice& choice, kernels::DType unquantized,
+                   int64_t count);
+
+}  // namespace ballast::layout
+
+#endif  // SERVER_LAYOUT_EXCHANGE_PLAN_H_

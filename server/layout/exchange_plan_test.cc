@@ -1,0 +1,96 @@
+#include "server/layout/exchange_plan.h"
+
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kernels/dtype.h"
+
+namespace ballast::layout {
+namespace {
+
+using kernels::DType;
+
+std::vector<TensorSpec> Tensors() {
+  return {{"w", {3, 20'000}, DType::kBFloat16},
+          {"large", {100'003}, DType::kFloat32},
+          {"edge", {16 << 10}, DType::kFloat16},
+          {"bias", {77}, DType::kFloat32},
+          {"frozen", {50'000}, DType::kFloat32, false},
+          {"none", {0}, DType::kBFloat16}};
+}
+
+Layout Make(int nodes, int workers, uint64_t bucket_bytes) {
+  return *Layout::Create(Tensors(), {nodes, workers}, 1,
+                         {.bucket_bytes = bucket_bytes});
+}
+
+uint64_t CeilDivide(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
+
+TEST(ExchangePlanTest, AllNodesTogetherSendTheModelPerPeer) {  // I21
+  // By hand: large tensors quantized, `edge` and `bias` as they are.
+  const uint64_t gradients =
+      30'000 + 4 * CeilDivide(60'000, 128) + CeilDivide(100'003, 2) +
+      4 * CeilDivide(100'003, 128) + 4 * ((16 << 10) + 77);
+  const uint64_t weights = 60'000 + 4 * CeilDivide(60'000, 256) + 100'003 +
+                           4 * CeilDivide(100'003, 256) + 2 * (16 << 10) +
+                           4 * 77;
+  for (int nodes = 1; nodes <= 5; ++nodes) {
+    for (const int workers : {1, 3, 4}) {
+      for (const uint64_t bucket_bytes : {1, 100'000, 4 << 20}) {
+        const Layout layout = Make(nodes, workers, bucket_bytes);
+        const ExchangePlan plan(*ParsePolicy("zeropp"), layout);
+        EXPECT_EQ(plan.Model(layout), (PayloadBytes{gradients, weights}));
+        PayloadBytes sent;
+        for (int node = 0; node < nodes; ++node) {
+          const PayloadBytes one = plan.PerStep(layout, NodeRank(node));
+          sent.gradients += one.gradients;
+          sent.weights += one.weights;
+        }
+        const uint64_t peers = nodes - 1;
+        EXPECT_EQ(sent, (PayloadBytes{peers * gradients, peers * weights}))
+            << nodes << " nodes, buckets of " << bucket_bytes;
+        EXPECT_EQ(plan.quantizes_weights(), nodes > 1);
+        EXPECT_EQ(plan.quantizes_gradients(), nodes > 1);
+      }
+    }
+  }
+}
+
+TEST(ExchangePlanTest, ExactSendsTheSumsOfSubtrees) {  // I8
+  const Layout layout = Make(2, 3, 4 << 20);
+  const ExchangePlan plan(*ParsePolicy("exact"), layout);
+  EXPECT_FALSE(plan.quantizes_weights());
+  EXPECT_FALSE(plan.quantizes_gradients());
+  const uint64_t elements = layout.trainable_elements();
+  // Nodes of 3 ranks in a tree of 6 have two subtrees each.
+  EXPECT_EQ(plan.PerStep(layout, NodeRank(0)).gradients +
+                plan.PerStep(layout, NodeRank(1)).gradients,
+            2 * elements * 4);
+}
+
+TEST(ExchangePlanTest, TablesOfTheDesignHold) {  // DESIGN 7.4
+  const Layout layout =
+      *Layout::Create({{"wte", {50'257, 768}, DType::kBFloat16},
+                       {"wpe", {1024, 768}, DType::kBFloat16},
+                       {"mlp", {12, 768, 3072 * 8}, DType::kBFloat16}},
+                      {4, 1}, 1, {});
+  const double model = 2.0 * layout.trainable_elements();
+  const ExchangePlan zeropp(*ParsePolicy("zeropp"), layout);
+  EXPECT_NEAR(zeropp.Model(layout).total() / model, 0.773, 0.001);
+  const ExchangePlan exact(*ParsePolicy("exact"), layout);
+  EXPECT_NEAR(exact.Model(layout).total() / model, 3, 1e-9);
+}
+
+TEST(ExchangePlanTest, APolicyThatTouchesNothingQuantizesNothing) {
+  const Layout layout = Make(2, 1, 4 << 20);
+  EXPECT_FALSE(ExchangePlan(*ParsePolicy("zeropp override:*=none"), layout)
+                   .quantizes_weights());
+  const ExchangePlan frozen(*ParsePolicy("override:frozen=int8"), layout);
+  EXPECT_FALSE(frozen.quantizes_weights());
+  const ExchangePlan empty(*ParsePolicy("override:none=int8"), layout);
+  EXPECT_FALSE(empty.quantizes_gradients());
+}
+
+}  // namespace
+}  // namespace ballast::layout

@@ -1,0 +1,297 @@
+#include "server/layout/policy.h"
+
+#include <algorithm>
+#include <charconv>
+#include <optional>
+#include <system_error>
+
+#include "absl/strings/str_cat.h"
+#include "server/base/names.h"
+#include "server/base/status_macros.h"
+#include "server/layout/digest.h"
+
+namespace ballast::layout {
+namespace {
+
+using Words = std::vector<std::string_view>;
+
+struct CodecRow {
+  CodecId id;
+  std::string_view name;
+  int bits;
+};
+constexpr CodecRow kCodecs[] = {
+    {CodecId::kNone, "none", 0},
+    {CodecId::kInt8, "int8", 8},
+    {CodecId::kInt4, "int4", 4},
+};
+
+absl::Status Refuse(std::string_view key, std::string_view value,
+                    std::string_view rule) {
+  return absl::InvalidArgumentError(absl::StrCat("exchange: ", std::string(key),
+                                                 " is ", base::Quoted(value),
+                                                 ", ", std::string(rule)));
+}
+
+void Set(CodecId codec, CodecChoice* choice) {
+  choice->codec = codec;
+  for (const CodecRow& row : kCodecs) {
+    if (row.id == codec && row.bits != 0) choice->block.bits = row.bits;
+  }
+}
+
+absl::StatusOr<CodecId> ParseCodec(std::string_view key,
+                                   std::string_view value) {
+  for (const CodecRow& row : kCodecs) {
+    if (row.name == value) return row.id;
+  }
+  if (value == "int2") {
+    return Refuse(key, value,
+                  "which comes with weights.mode=delta; use int8 or int4");
+  }
+  return Refuse(key, value, "known are none, int8 and int4");
+}
+
+template <typename T>
+absl::Status ParseNumber(std::string_view key, std::string_view value,
+                         std::string_view rule, T* number) {
+  const char* const end = value.data() + value.size();
+  const auto result = std::from_chars(value.data(), end, *number);
+  if (result.ec != std::errc() || result.ptr != end) {
+    return Refuse(key, value, rule);
+  }
+  return absl::OkStatus();
+}
+
+// The keys below `weights.` and `gradients.` that both have.
+absl::Status SetBlock(std::string_view key, std::string_view value,
+                      CodecChoice* choice) {
+  constexpr std::string_view kRule = "use a power of two from 32 to 2048";
+  kernels::CodecSpec spec = choice->block;
+  RETURN_IF_ERROR(ParseNumber(key, value, kRule, &spec.block));
+  if (!kernels::IsValid(spec)) return Refuse(key, value, kRule);
+  choice->block = spec;
+  return absl::OkStatus();
+}
+
+// A key with one value in this version.
+struct FixedKey {
+  std::string_view key;
+  std::string_view value;
+  std::string_view rule;
+};
+constexpr FixedKey kFixedKeys[] = {
+    {"weights.mode", "value", "which comes with delta weights; use value"},
+    {"gradients.error_feedback", "false",
+     "which comes with residual state; use false"},
+    {"secondary_partition", "node",
+     "which comes with gathered weights; use node"},
+    {"partition_nodes", "all", "which comes with partition groups; use all"},
+    {"max_relative_error", "null", "which comes with error budgets; use null"},
+    {"strict", "true",
+     "but a policy that cannot be honoured is refused; use true"},
+};
+
+absl::Status SetGradientKey(std::string_view key, std::string_view value,
+                            kernels::CodecSpec* spec) {
+  if (key == "gradients.hadamard") {
+    if (value != "0" && value != "32") return Refuse(key, value, "use 0 or 32");
+    spec->hadamard = value == "0" ? 0 : kernels::kHadamardElements;
+  } else if (key == "gradients.range") {
+    if (value != "sym" && value != "clip16") {
+      return Refuse(key, value, "use sym or clip16");
+    }
+    spec->range =
+        value == "sym" ? kernels::Range::kSym : kernels::Range::kClip16;
+  } else {
+    if (value != "nearest" && value != "stochastic") {
+      return Refuse(key, value, "use nearest or stochastic");
+    }
+    spec->rounding = value == "nearest" ? kernels::Rounding::kNearest
+                                        : kernels::Rounding::kStochastic;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AddOverride(std::string_view pattern, std::string_view value,
+                         ExchangePolicy* policy) {
+  const std::string key = absl::StrCat("override:", std::string(pattern));
+  if (pattern.empty()) {
+    return Refuse(key, value, "but no pattern follows the colon");
+  }
+  if (policy->overrides.size() == kMaxOverrides) {
+    return Refuse(key, value, "the 65th override; at most 64 are allowed");
+  }
+  CodecOverride& added = policy->overrides.emplace_back();
+  added.match = std::string(pattern);
+  ASSIGN_OR_RETURN(added.codec, ParseCodec(key, value));
+  return absl::OkStatus();
+}
+
+absl::Status SetKey(std::string_view key, std::string_view value,
+                    ExchangePolicy* policy) {
+  constexpr std::string_view kOverride = "override:";
+  if (key.starts_with(kOverride)) {
+    return AddOverride(key.substr(kOverride.size()), value, policy);
+  }
+  if (key == "weights.codec" || key == "gradients.codec") {
+    ASSIGN_OR_RETURN(const CodecId codec, ParseCodec(key, value));
+    Set(codec, key == "weights.codec" ? &policy->weights : &policy->gradients);
+    return absl::OkStatus();
+  }
+  if (key == "weights.block") return SetBlock(key, value, &policy->weights);
+  if (key == "gradients.block") return SetBlock(key, value, &policy->gradients);
+  if (key == "gradients.hadamard" || key == "gradients.range" ||
+      key == "gradients.rounding") {
+    return SetGradientKey(key, value, &policy->gradients.block);
+  }
+  if (key == "seed") {
+    return ParseNumber(key, value, "use a number of 64 bits", &policy->seed);
+  }
+  for (const FixedKey& fixed : kFixedKeys) {
+    if (key != fixed.key) continue;
+    return value == fixed.value ? absl::OkStatus()
+                                : Refuse(key, value, fixed.rule);
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "exchange: key ", base::Quoted(key),
+      " is unknown; known are weights.codec, weights.block, weights.mode, "
+      "gradients.codec, gradients.block, gradients.hadamard, gradients.range, "
+      "gradients.rounding, gradients.error_feedback, secondary_partition, "
+      "partition_nodes, max_relative_error, seed, strict and "
+      "override:PATTERN"));
+}
+
+absl::StatusOr<ExchangePolicy> Preset(std::string_view name) {
+  ExchangePolicy policy;
+  if (name == "exact") return policy;
+  if (name == "zeropp") {
+    policy.weights = {CodecId::kInt8, {8, 256}};
+    policy.gradients = {CodecId::kInt4, {4, 128}};
+    policy.opt_out_elements = kPresetOptOutElements;
+    return policy;
+  }
+  if (name == "delta4" || name == "delta2") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("exchange preset ", base::Quoted(name),
+                     " comes with delta weights; use \"exact\" or \"zeropp\""));
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "exchange preset ", base::Quoted(name),
+      " is unknown; this daemon serves \"exact\" and \"zeropp\", and keys as "
+      "in \"zeropp gradients.block=64\""));
+}
+
+Words Split(std::string_view text) {
+  Words words;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find(' '), text.size());
+    if (end > 0) words.push_back(text.substr(0, end));
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return words;
+}
+
+void AddChoice(const CodecChoice& choice, Digest* digest) {
+  digest->Add(static_cast<int64_t>(choice.codec));
+  // Overrides may quantize where the path does not.
+  digest->Add(static_cast<int64_t>(kernels::PackSpec(choice.block)));
+}
+
+}  // namespace
+
+std::string_view Name(CodecId codec) {
+  for (const CodecRow& row : kCodecs) {
+    if (row.id == codec) return row.name;
+  }
+  return "unknown";
+}
+
+absl::StatusOr<ExchangePolicy> ParsePolicy(std::string_view text) {
+  if (text.size() > kMaxPolicyBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("exchange: a policy of ", text.size(), " bytes; at most ",
+                     kMaxPolicyBytes, " are allowed"));
+  }
+  const Words words = Split(text);
+  if (words.empty()) {
+    return absl::InvalidArgumentError(
+        "exchange: the policy is empty; use \"exact\" or \"zeropp\"");
+  }
+  size_t next = words[0].find('=') == std::string_view::npos ? 1 : 0;
+  ASSIGN_OR_RETURN(ExchangePolicy policy,
+                   Preset(next == 1 ? words[0] : std::string_view("exact")));
+  Words keys;
+  for (; next < words.size(); ++next) {
+    const size_t equals = words[next].rfind('=');
+    if (equals == std::string_view::npos) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("exchange: ", base::Quoted(words[next]),
+                       " is not KEY=VALUE; a preset comes first"));
+    }
+    const std::string_view key = words[next].substr(0, equals);
+    if (std::ranges::find(keys, key) != keys.end()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "exchange: ", base::Quoted(key), " is given twice; give it once"));
+    }
+    keys.push_back(key);
+    RETURN_IF_ERROR(SetKey(key, words[next].substr(equals + 1), &policy));
+  }
+  return policy;
+}
+
+std::string PolicyDigest(const ExchangePolicy& policy) {
+  Digest digest;
+  digest.Add("ballast exchange 1");
+  AddChoice(policy.weights, &digest);
+  AddChoice(policy.gradients, &digest);
+  digest.Add(policy.opt_out_elements);
+  digest.Add(static_cast<int64_t>(policy.seed));
+  digest.Add(static_cast<int64_t>(policy.overrides.size()));
+  for (const CodecOverride& one : policy.overrides) {
+    digest.Add(one.match).Add(static_cast<int64_t>(one.codec));
+  }
+  return digest.ToHex();
+}
+
+TensorCodecs CodecsOf(const ExchangePolicy& policy, std::string_view tensor,
+                      int64_t num_elements) {
+  TensorCodecs codecs{policy.weights, policy.gradients};
+  std::optional<CodecId> codec;
+  if (num_elements <= policy.opt_out_elements) codec = CodecId::kNone;
+  for (const CodecOverride& one : policy.overrides) {
+    if (MatchesPattern(one.match, tensor)) codec = one.codec;
+  }
+  if (codec.has_value()) {
+    Set(*codec, &codecs.weights);
+    Set(*codec, &codecs.gradients);
+  }
+  return codecs;
+}
+
+// Goes back to the last star only: linear in the product of the lengths.
+bool MatchesPattern(std::string_view pattern, std::string_view name) {
+  size_t p = 0;
+  size_t n = 0;
+  size_t star = std::string_view::npos;
+  size_t star_name = 0;
+  while (n < name.size()) {
+    if (p < pattern.size() && (pattern[p] == '?' || pattern[p] == name[n]) &&
+        pattern[p] != '*') {
+      ++p;
+      ++n;
+    } else if (p < pattern.size() && pattern[p] == '*') {
+      star = p++;
+      star_name = n;
+    } else if (star != std::string_view::npos) {
+      p = star + 1;
+      n = ++star_name;
+    } else {
+      return false;
+    }
+  }
+  while (p < pattern.size() && pattern[p] == '*') ++p;
+  return p == pattern.size();
+}
+
+}  // namespace ballast::layout

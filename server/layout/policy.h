@@ -1,0 +1,84 @@
+// How a job's tensors cross between nodes: a preset's name, keys of DESIGN 7.4
+// or both, as one text that travels unchanged from the worker.
+//
+//   exact
+//   zeropp
+//   zeropp gradients.hadamard=32 override:*.norm.*=none
+//   weights.codec=int8 weights.block=256 gradients.codec=int4
+//
+// Words are separated by spaces. The first may be a preset; the others set
+// keys of it (of `exact` if there is none), each once. Strict: what is unknown
+// or cannot be honoured is refused with the key, the value and what to do.
+//
+// Threading: plain values and pure functions.
+#ifndef SERVER_LAYOUT_POLICY_H_
+#define SERVER_LAYOUT_POLICY_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/codec.h"
+
+namespace ballast::layout {
+
+enum class CodecId : uint8_t { kNone, kInt8, kInt4 };
+
+std::string_view Name(CodecId codec);
+
+// One path of one tensor. `block` counts for block codecs only; its bits are
+// the codec's.
+struct CodecChoice {
+  CodecId codec = CodecId::kNone;
+  kernels::CodecSpec block;
+
+  bool quantizes() const { return codec != CodecId::kNone; }
+  bool operator==(const CodecChoice&) const = default;
+};
+
+// What a preset leaves unquantized, whatever its codecs: norms, biases and
+// other small tensors, which are few bytes and matter much.
+inline constexpr int64_t kPresetOptOutElements = 16 << 10;
+inline constexpr int kMaxOverrides = 64;
+inline constexpr size_t kMaxPolicyBytes = 8 << 10;
+
+// Tensors whose name matches (* any run, ? one character) take this codec on
+// both paths, with the path's other parameters. The last match counts.
+struct CodecOverride {
+  std::string match;
+  CodecId codec = CodecId::kNone;
+
+  bool operator==(const CodecOverride&) const = default;
+};
+
+struct ExchangePolicy {
+  CodecChoice weights{CodecId::kNone, {8, 2048}};  // value mode
+  CodecChoice gradients{CodecId::kNone, {4, 128}};
+  int64_t opt_out_elements = 0;  // tensors of at most so many: none
+  uint64_t seed = 0;             // of stochastic rounding
+  std::vector<CodecOverride> overrides;
+
+  bool operator==(const ExchangePolicy&) const = default;
+};
+
+absl::StatusOr<ExchangePolicy> ParsePolicy(std::string_view text);
+
+// Of what the policy does, however it was written.
+std::string PolicyDigest(const ExchangePolicy& policy);
+
+// What one tensor gets; `weights` and `gradients` apart.
+struct TensorCodecs {
+  CodecChoice weights;
+  CodecChoice gradients;
+};
+TensorCodecs CodecsOf(const ExchangePolicy& policy, std::string_view tensor,
+                      int64_t num_elements);
+
+// Whether the whole of `name` matches.
+bool MatchesPattern(std::string_view pattern, std::string_view name);
+
+}  // namespace ballast::layout
+
+#endif  // SERVER_LAYOUT_POLICY_H_

@@ -1,0 +1,164 @@
+#include "server/layout/policy.h"
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+#include "server/base/status_matchers.h"
+
+namespace ballast::layout {
+namespace {
+
+using base::StatusIs;
+constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+
+TEST(PolicyTest, PresetsAreThoseOfTheTable) {  // DESIGN 7.4
+  EXPECT_EQ(*ParsePolicy("exact"), ExchangePolicy());
+  const ExchangePolicy zeropp = *ParsePolicy("zeropp");
+  EXPECT_EQ(zeropp.weights, (CodecChoice{CodecId::kInt8, {8, 256}}));
+  EXPECT_EQ(zeropp.gradients, (CodecChoice{CodecId::kInt4, {4, 128}}));
+  EXPECT_EQ(zeropp.gradients.block.range, kernels::Range::kSym);
+  EXPECT_EQ(zeropp.gradients.block.rounding, kernels::Rounding::kNearest);
+  EXPECT_EQ(zeropp.gradients.block.hadamard, 0);
+}
+
+TEST(PolicyTest, KeysSayTheSameAsThePreset) {
+  ExchangePolicy keys = *ParsePolicy(
+      "weights.codec=int8 weights.mode=value weights.block=256 "
+      "gradients.codec=int4 gradients.block=128 gradients.hadamard=0 "
+      "gradients.range=sym gradients.rounding=nearest "
+      "gradients.error_feedback=false secondary_partition=node "
+      "partition_nodes=all max_relative_error=null seed=0 strict=true");
+  EXPECT_EQ(keys.opt_out_elements, 0);  // of presets only
+  keys.opt_out_elements = kPresetOptOutElements;
+  EXPECT_EQ(keys, *ParsePolicy("zeropp"));
+  EXPECT_EQ(PolicyDigest(keys), PolicyDigest(*ParsePolicy(" zeropp  seed=0")));
+}
+
+TEST(PolicyTest, EachKeyChangesThePolicyAndItsDigest) {
+  const std::string texts[] = {"zeropp",
+                               "zeropp weights.codec=none",
+                               "zeropp weights.codec=int4",
+                               "zeropp weights.block=512",
+                               "zeropp gradients.codec=int8",
+                               "zeropp gradients.block=32",
+                               "zeropp gradients.hadamard=32",
+                               "zeropp gradients.range=clip16",
+                               "zeropp gradients.rounding=stochastic",
+                               "zeropp seed=18446744073709551615",
+                               "zeropp override:*.bias=none",
+                               "zeropp override:*.bias=int8",
+                               "zeropp override:*.bias=none override:a=none",
+                               "exact"};
+  std::vector<ExchangePolicy> policies;
+  std::vector<std::string> digests;
+  for (const std::string& text : texts) {
+    const auto policy = ParsePolicy(text);
+    ASSERT_THAT(policy, base::IsOk()) << text;
+    for (size_t i = 0; i < policies.size(); ++i) {
+      EXPECT_NE(*policy, policies[i]) << text << " and " << texts[i];
+      EXPECT_NE(PolicyDigest(*policy), digests[i]) << text;
+    }
+    policies.push_back(*policy);
+    digests.push_back(PolicyDigest(*policy));
+  }
+}
+
+TEST(PolicyTest, RefusesWithKeyValueAndRemedy) {  // I21
+  const struct {
+    std::string text;
+    std::string says;
+  } cases[] = {
+      {"", "use \"exact\" or \"zeropp\""},
+      {"delta4", "\"delta4\" comes with delta weights"},
+      {"Exact", "preset \"Exact\" is unknown"},
+      {"exact zeropp", "a preset comes first"},
+      {"zeropp weights.block", "is not KEY=VALUE"},
+      {"zeropp weights.blok=256", "key \"weights.blok\" is unknown"},
+      {"zeropp weights.block=100", "weights.block is \"100\", use a power"},
+      {"zeropp weights.block=16", "from 32 to 2048"},
+      {"zeropp weights.block=4096", "from 32 to 2048"},
+      {"zeropp weights.block=256x", "\"256x\""},
+      {"zeropp weights.block=99999999999", "weights.block"},
+      {"zeropp weights.block=256 weights.block=256", "given twice"},
+      {"weights.codec=int2", "weights.mode=delta"},
+      {"weights.codec=fp8", "known are none, int8 and int4"},
+      {"weights.mode=delta", "comes with delta weights; use value"},
+      {"weights.hadamard=32", "key \"weights.hadamard\" is unknown"},
+      {"gradients.hadamard=64", "use 0 or 32"},
+      {"gradients.range=asym", "use sym or clip16"},
+      {"gradients.rounding=up", "use nearest or stochastic"},
+      {"gradients.error_feedback=true", "residual state"},
+      {"secondary_partition=none", "gathered weights"},
+      {"partition_nodes=2", "partition groups"},
+      {"max_relative_error=0.1", "error budgets"},
+      {"strict=false", "use true"},
+      {"seed=-1", "seed is \"-1\""},
+      {"seed=", "seed is \"\""},
+      {"override:=none", "no pattern"},
+      {"override:a=int3", "override:a is \"int3\""},
+      {std::string(10'000, 'x'), "at most 8192"},
+  };
+  for (const auto& [text, says] : cases) {
+    EXPECT_THAT(ParsePolicy(text).status(), StatusIs(kInvalid, says)) << text;
+  }
+  std::string many = "zeropp";
+  for (int i = 0; i < 65; ++i)
+    absl::StrAppend(&many, " override:t", i, "=none");
+  EXPECT_THAT(ParsePolicy(many).status(), StatusIs(kInvalid, "at most 64"));
+}
+
+TEST(PolicyTest, PresetsLeaveSmallTensorsAlone) {
+  const ExchangePolicy zeropp = *ParsePolicy("zeropp");
+  for (const int64_t size : {0, 1, 16 << 10}) {
+    EXPECT_FALSE(CodecsOf(zeropp, "w", size).weights.quantizes());
+    EXPECT_FALSE(CodecsOf(zeropp, "w", size).gradients.quantizes());
+  }
+  const TensorCodecs large = CodecsOf(zeropp, "w", (16 << 10) + 1);
+  EXPECT_EQ(large.weights, zeropp.weights);
+  EXPECT_EQ(large.gradients, zeropp.gradients);
+  const ExchangePolicy keys = *ParsePolicy("gradients.codec=int4");
+  EXPECT_TRUE(CodecsOf(keys, "w", 1).gradients.quantizes());
+  EXPECT_FALSE(CodecsOf(keys, "w", 1).weights.quantizes());
+}
+
+TEST(PolicyTest, TheLastOverrideThatMatchesCounts) {
+  const ExchangePolicy policy =
+      *ParsePolicy("zeropp override:*.norm.*=none override:h.?.norm.w=int8");
+  EXPECT_FALSE(CodecsOf(policy, "h.10.norm.w", 1 << 20).weights.quantizes());
+  EXPECT_EQ(CodecsOf(policy, "h.1.mlp.w", 1 << 20).weights, policy.weights);
+  // An override names a tensor, so its size is no excuse.
+  const TensorCodecs codecs = CodecsOf(policy, "h.1.norm.w", 5);
+  EXPECT_EQ(codecs.gradients, (CodecChoice{CodecId::kInt8, {8, 128}}));
+  EXPECT_EQ(codecs.weights, (CodecChoice{CodecId::kInt8, {8, 256}}));
+}
+
+TEST(PolicyTest, Patterns) {
+  const struct {
+    std::string pattern, name;
+    bool matches;
+  } cases[] = {{"", "", true},
+               {"", "a", false},
+               {"*", "", true},
+               {"*", "abc", true},
+               {"a", "a", true},
+               {"a", "ab", false},
+               {"?", "", false},
+               {"?", "a", true},
+               {"a*c", "abbc", true},
+               {"a*c", "abcb", false},
+               {"*b*", "abc", true},
+               {"*.bias", "h.bias", true},
+               {"*.bias", "h.bias.x", false},
+               {"**a", "bba", true},
+               {"a?c*", "abcd", true},
+               {"a?c*", "ac", false}};
+  for (const auto& [pattern, name, matches] : cases) {
+    EXPECT_EQ(MatchesPattern(pattern, name), matches) << pattern << " " << name;
+  }
+}
+
+}  // namespace
+}  // namespace ballast::layout

@@ -1,0 +1,181 @@
+#include "server/membership/rendezvous.h"
+
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "server/base/status_matchers.h"
+
+namespace ballast::membership {
+namespace {
+
+using base::StatusIs;
+using ::testing::HasSubstr;
+
+class RendezvousTest : public ::testing::Test {
+ protected:
+  static v1::RendezvousRequest Request(int node, int num_nodes = 3,
+                                       uint64_t incarnation = 0) {
+    v1::RendezvousRequest request;
+    request.set_job("job");
+    request.set_node(node);
+    request.set_incarnation(incarnation != 0 ? incarnation : 100 + node);
+    request.set_node_name(absl::StrCat("host-", node));
+    request.set_endpoint(absl::StrCat("endpoint ", request.incarnation()));
+    v1::Join* const join = request.mutable_join();
+    join->set_num_nodes(num_nodes);
+    join->set_local_world_size(2);
+    join->set_layout_digest("layout");
+    join->set_model_digest("model");
+    join->set_job_digest("job");
+    return request;
+  }
+  absl::StatusOr<v1::RendezvousReply> Poll(
+      const v1::RendezvousRequest& request) {
+    now_ += absl::Milliseconds(10);
+    return rendezvous_.Poll(request, now_);
+  }
+  // What the node waits for; "" if all are there.
+  std::string Wait(const v1::RendezvousRequest& request) {
+    const auto reply = Poll(request);
+    EXPECT_THAT(reply, base::IsOk());
+    return reply.ok() ? reply->waiting_for() : "";
+  }
+
+  Rendezvous rendezvous_;
+  absl::Time now_ = absl::UnixEpoch();
+};
+
+TEST_F(RendezvousTest, TellsEveryoneOfAllOnceAllAreThere) {
+  EXPECT_EQ(Wait(Request(2)), "nodes 0, 1 of 3 have not come");
+  EXPECT_EQ(Wait(Request(0)), "node 1 of 3 has not come");
+  EXPECT_EQ(Wait(Request(1)), "");
+  // A reply that was lost is asked for again.
+  for (const int node : {0, 1, 2, 1}) {
+    const auto reply = Poll(Request(node));
+    ASSERT_THAT(reply, base::IsOk());
+    ASSERT_EQ(reply->members_size(), 3);
+    for (int n = 0; n < 3; ++n) {
+      EXPECT_EQ(reply->members(n).node(), n);
+      EXPECT_EQ(reply->members(n).incarnation(), 100u + n);
+      EXPECT_EQ(reply->members(n).endpoint(),
+                absl::StrCat("endpoint ", 100 + n));
+      EXPECT_EQ(reply->members(n).node_name(), absl::StrCat("host-", n));
+    }
+  }
+}
+
+// I23: who does not poll any more is not there.
+TEST_F(RendezvousTest, ForgetsSilentNodes) {
+  Wait(Request(0));
+  Wait(Request(1));
+  now_ += absl::Seconds(6);
+  EXPECT_EQ(Wait(Request(2)), "nodes 0, 1 of 3 have not come");
+  EXPECT_EQ(rendezvous_.num_members(), 1u);
+}
+
+TEST_F(RendezvousTest, RefusesWhoDiffersFromNodeZero) {
+  v1::RendezvousRequest other = Request(1);
+  other.mutable_join()->set_local_world_size(4);
+  EXPECT_NE(Wait(other), "") << "nobody to compare with yet";
+  Wait(Request(2));
+  EXPECT_THAT(Wait(Request(0)), HasSubstr("local world size is 4 on node 1"));
+  EXPECT_THAT(Poll(other),
+              StatusIs(absl::StatusCode::kInvalidArgument, "local world size"));
+  EXPECT_EQ(Wait(Request(0)), "node 1 of 3 has not come");
+  EXPECT_EQ(Wait(Request(1)), "") << "mended";
+}
+
+TEST_F(RendezvousTest, RefusesAnotherNumberOfNodes) {
+  Wait(Request(0, 2));
+  EXPECT_THAT(Poll(Request(1, 3)),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       "number of nodes is 3 on node 1 but 2"));
+}
+
+// A rank list that contradicts itself.
+TEST_F(RendezvousTest, RefusesASecondLivingNodeOfOneRank) {
+  Wait(Request(1));
+  const v1::RendezvousRequest second = Request(1, 3, 777);
+  EXPECT_THAT(Wait(second), HasSubstr("host-1"));
+  EXPECT_THAT(Wait(second), HasSubstr("may still live"));
+  Wait(Request(1));  // it does
+  EXPECT_THAT(Poll(second), StatusIs(absl::StatusCode::kAlreadyExists,
+                                     "two nodes of job \"job\""));
+  Wait(Request(0));
+  EXPECT_EQ(Wait(Request(2)), "") << "the first is not disturbed";
+}
+
+TEST_F(RendezvousTest, ReplacesANodeThatStartedAgain) {
+  Wait(Request(1));
+  const v1::RendezvousRequest again = Request(1, 3, 777);
+  for (int i = 0; i < 5; ++i) {
+    Wait(again);
+    Wait(Request(0));
+    EXPECT_NE(Wait(Request(2)), "") << "not with the dead one";
+    now_ += absl::Seconds(1);
+  }
+  EXPECT_EQ(Wait(again), "");
+  EXPECT_EQ(Poll(Request(0))->members(1).incarnation(), 777u);
+}
+
+TEST_F(RendezvousTest, ACompleteRunIsNotDisturbedUntilNodeZeroLeaves) {
+  for (const int node : {0, 1, 2}) Wait(Request(node));
+  EXPECT_THAT(Wait(Request(1, 3, 777)), HasSubstr("must end first"));
+  rendezvous_.Leave("job", Incarnation(99));  // another life of node 0
+  EXPECT_EQ(Poll(Request(1))->members_size(), 3);
+  rendezvous_.Leave("job", Incarnation(100));
+  EXPECT_EQ(rendezvous_.num_members(), 0u);
+  EXPECT_EQ(Wait(Request(1, 3, 777)), "nodes 0, 2 of 3 have not come");
+}
+
+TEST_F(RendezvousTest, NodeZeroMayLeaveBeforeAllAreThere) {
+  Wait(Request(0));
+  Wait(Request(1));
+  rendezvous_.Leave("job", Incarnation(100));
+  EXPECT_EQ(Wait(Request(2)), "node 0 of 3 has not come");
+}
+
+// I27
+TEST_F(RendezvousTest, RefusesMalformedRequests) {
+  const auto refuse = [&](auto change) {
+    v1::RendezvousRequest request = Request(1);
+    change(&request);
+    EXPECT_THAT(Poll(request), StatusIs(absl::StatusCode::kInvalidArgument));
+    EXPECT_EQ(rendezvous_.num_members(), 0u);
+  };
+  refuse([](auto* r) { r->set_job("../job"); });
+  refuse([](auto* r) { r->set_node(3); });
+  refuse([](auto* r) { r->set_node(-1); });
+  refuse([](auto* r) { r->set_incarnation(0); });
+  refuse([](auto* r) { r->clear_endpoint(); });
+  refuse([](auto* r) { r->set_endpoint(std::string(8193, 'x')); });
+  refuse([](auto* r) { r->set_node_name(std::string(257, 'x')); });
+  refuse([](auto* r) { r->mutable_join()->set_num_nodes(1 << 30); });
+  refuse([](auto* r) { r->mutable_join()->set_num_nodes(1); });
+  refuse([](auto* r) {
+    r->mutable_join()->set_layout_digest(std::string(257, 'x'));
+  });
+}
+
+// I27: memory is bounded, and comes back.
+TEST_F(RendezvousTest, BoundsJobsAndMembers) {
+  Rendezvous rendezvous({.max_jobs = 2, .max_members = 3});
+  v1::RendezvousRequest request = Request(0);
+  const auto poll = [&](const char* job, int node) {
+    request.set_job(job);
+    request.set_node(node);
+    return rendezvous.Poll(request, now_).status();
+  };
+  EXPECT_THAT(poll("a", 0), base::IsOk());
+  EXPECT_THAT(poll("a", 1), base::IsOk());
+  EXPECT_THAT(poll("b", 0), base::IsOk());
+  EXPECT_THAT(poll("b", 1), StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_THAT(poll("c", 0), StatusIs(absl::StatusCode::kResourceExhausted));
+  now_ += absl::Minutes(1);
+  EXPECT_THAT(poll("c", 0), base::IsOk());
+  EXPECT_EQ(rendezvous.num_members(), 1u);
+}
+
+}  // namespace
+}  // namespace ballast::membership

@@ -1,0 +1,403 @@
+"""Jobs over several daemons, linked by UCX over the loopback device: the same
+bits for every nodes x workers, and a named, bounded error for every node that
+dies, stops, contradicts the others or never comes."""
+
+import hashlib
+import os
+import signal
+import sys
+import threading
+import time
+import unittest
+
+import lab
+
+if not lab.missing():
+    import numpy as np
+    import ballast
+    from ballast import launch
+    import job
+
+_ADAMW = {"name": "adamw", "lr": 0.01, "betas": (0.9, 0.95), "eps": 1e-8,
+          "weight_decay": 0.1}
+
+# A bound on every error below: the peer timeout, what membership adds to it,
+# and a busy machine.
+_BOUND = 30.0
+
+
+def digest(values):
+    """Of all weights, by name."""
+    sha = hashlib.sha256()
+    for name in sorted(values):
+        sha.update(name.encode())
+        sha.update(np.ascontiguousarray(values[name]).tobytes())
+    return sha.hexdigest()
+
+
+class NodesCase(lab.TestCase):
+
+    def start_nodes(self, count, *overrides):
+        """Daemons that find one another at the first one's port."""
+        ports = [launch.free_port() for _ in range(count)]
+        self.peers = ["127.0.0.1:%d" % port for port in ports]
+        self.coordinator = self.peers[0]
+        return [self.start_daemon(
+            "listen.peer=" + peer, "transport.ucx_devices=lo",
+            "transport.peer_timeout=3s", "transport.connect_timeout=10s",
+            "node.name=host-%d" % node, *overrides, http=True)
+                for node, peer in enumerate(self.peers)]
+
+    def session(self, daemons, rank, workers, tensors, **options):
+        """A session of `rank`, with `workers` ranks per daemon."""
+        node = rank // workers
+        arguments = dict(local_rank=rank % workers, local_world_size=workers,
+                         node_rank=node, coordinator=self.coordinator)
+        arguments.update(options)
+        return daemons[node].session(rank, workers * len(daemons), tensors,
+                                     **arguments)
+
+    def assert_nothing_is_left(self, daemons):  # I28
+        for node, daemon in enumerate(daemons):
+            lab.poll(lambda d=daemon: d.memfds() == 0,
+                     "node %d has freed its memory" % node)
+
+
+class ExactTest(NodesCase):
+
+    STEPS = 4
+
+    def run_job(self, nodes, workers, steps=STEPS, **options):
+        daemons = self.start_nodes(nodes)
+
+        def worker(rank):
+            with self.session(daemons, rank, workers, job.initial(),
+                              optimizer=_ADAMW, gradient_clipping=0.5,
+                              **options) as s:
+                norms = []
+                job.train(s, steps,
+                          lambda step, result: norms.append(result.grad_norm))
+                return digest(job.weights(s)), norms
+
+        results = lab.run_ranks(nodes * workers, worker)
+        self.assert_nothing_is_left(daemons)
+        for result in results:  # I25
+            self.assertEqual(result, results[0])
+        return results[0]
+
+    def reference(self, world):
+        run = job.Reference(world, _ADAMW, 0.5)
+        reports = [run.step(step) for step in range(1, self.STEPS + 1)]
+        return (digest({n: run.weight(n) for n in job.SHAPES}),
+                [report["grad_norm"] for report in reports])
+
+    def test_one_by_four_is_two_by_two_is_four_by_one(self):  # I8, I25
+        expected = self.reference(4)
+        for nodes, workers in ((1, 4), (2, 2), (4, 1)):
+            with self.subTest(nodes=nodes, workers=workers):
+                self.assertEqual(self.run_job(nodes, workers), expected)
+
+    def test_three_by_one_in_small_buckets(self):  # I4, I9
+        self.assertEqual(self.run_job(3, 1, bucket_bytes=8192),
+                         self.reference(3))
+
+    def test_a_nan_in_one_rank_skips_everywhere(self):  # I10
+        daemons = self.start_nodes(2)
+
+        def worker(rank):
+            with self.session(daemons, rank, 2,
+                              {"w": np.ones(5000, np.float32)}) as s:
+                skipped = []
+                for step in s.steps(3):
+                    s.grads["w"][...] = 1
+                    if step == 2 and rank == 2:
+                        s.grads["w"][4321] = np.nan
+                    before = np.array(s.params["w"])
+                    result = s.step()
+                    skipped.append(result.skipped)
+                    if step == 2:
+                        self.assertBitsEqual(s.params["w"], before)
+                self.assertTrue(np.all(s.params["w"] == -1))  # I6
+                return skipped, s.params["w"].tobytes()
+
+        results = lab.run_ranks(4, worker)
+        self.assertEqual([r[0] for r in results], [[False, True, False]] * 4)
+        self.assertEqual(len({r[1] for r in results}), 1)
+
+    def test_two_jobs_have_links_of_their_own(self):
+        daemons = self.start_nodes(2)
+
+        def worker(rank):
+            name = "job-%d" % (rank // 2)
+            # The second job's node 0 is the other daemon.
+            mine = daemons if rank < 2 else daemons[::-1]
+            coordinator = self.peers[rank // 2]
+            with self.session(mine, rank % 2, 1,
+                              {"w": np.zeros(5000, np.float32)}, job=name,
+                              coordinator=coordinator) as s:
+                for _ in s.steps(5):
+                    s.grads["w"][...] = 1 + rank // 2
+                    s.step()
+                return float(s.params["w"][0])
+
+        self.assertEqual(lab.run_ranks(4, worker), [-5, -5, -10, -10])
+
+    def test_status_and_metrics(self):
+        daemons = self.start_nodes(2)
+        tensors = {"w": np.zeros(100000, np.float32)}
+        may_go_on = threading.Event()
+
+        def worker(rank):
+            with self.session(daemons, rank, 1, tensors) as s:
+                s.step()  # counts the initial weights too
+                result = s.step()
+                # exact: the other owner's half up, our half down.
+                self.assertEqual(result.payload_bytes, 2 * 50000 * 4)
+                self.assertGreaterEqual(result.wire_bytes_sent,
+                                        result.payload_bytes)
+                self.assertLess(result.wire_bytes_sent,
+                                1.02 * result.payload_bytes)
+                if rank == 1:
+                    may_go_on.wait(lab.PATIENCE)
+                s.step(timeout=60)
+
+        def watch():
+            stats = {}
+
+            def is_named():
+                stats.update(daemons[0].control("job", "job") or {})
+                waiting = stats.get("summary", {}).get("waiting_for", "")
+                return "node 1: rank 1" in waiting
+
+            try:
+                lab.poll(is_named, "node 0 says that rank 1 is slow")
+                self.assertIn("has not pushed", stats["summary"]["waiting_for"])
+                self.assertEqual([n["state"] for n in stats["nodes"]],
+                                 ["self", "ready"])
+                text = daemons[0].metrics()
+                self.assertRegex(
+                    text, r'ballast_exchange_wire_bytes_total\{[^}]*'
+                    r'transport="ucx",direction="sent"\} [1-9]')
+                self.assertRegex(
+                    text, r'ballast_peers\{[^}]*state="ready"\} 1')
+                self.assertRegex(
+                    text, r'ballast_exchange_duration_seconds_count\{[^}]*'
+                    r'phase="reduce"\} [1-9]')
+            finally:
+                may_go_on.set()
+
+        lab.run_ranks(3, lambda r: worker(r) if r < 2 else watch())
+
+
+class RefusalTest(NodesCase):
+
+    TENSORS = {} if lab.missing() else {"w": np.zeros(3, np.float32)}
+
+    def test_without_a_peer_plane(self):
+        daemon = self.start_daemon()  # listen.peer: off
+        self.assertRaisesWith(
+            ballast.InvalidArgument, "listen.peer",
+            lambda: daemon.session(0, 2, self.TENSORS, local_rank=0,
+                                   local_world_size=1, node_rank=0))
+
+    def test_without_a_coordinator(self):
+        daemons = self.start_nodes(2)
+        self.assertRaisesWith(
+            ballast.InvalidArgument, ["BALLAST_COORDINATOR",
+                                      "node.coordinator"],
+            lambda: self.session(daemons, 1, 1, self.TENSORS,
+                                 coordinator=None))
+
+    def test_nodes_that_differ(self):
+        daemons = self.start_nodes(2)
+
+        def worker(rank):
+            size = 3 + rank
+            open_it = lambda: self.session(
+                daemons, rank, 1, {"w": np.zeros(size, np.float32)},
+                timeout=5.0 if rank == 0 else lab.PATIENCE)
+            if rank == 0:
+                self.assertRaisesWith(ballast.DeadlineExceeded, "node 1",
+                                      open_it)
+            else:
+                self.assertRaisesWith(ballast.InvalidArgument,
+                                      ["tensors", "node 1"], open_it)
+
+        lab.run_ranks(2, worker)
+        self.assert_nothing_is_left(daemons)
+
+    def test_two_nodes_with_one_rank(self):
+        daemons = self.start_nodes(3)
+
+        # Daemons 1 and 2 are both told that they are node 1.
+        errors = [None, None]
+        first = threading.Thread(
+            target=lambda: errors.__setitem__(0, self.try_open(
+                daemons, 1, timeout=10.0)), daemon=True)
+        first.start()
+        lab.poll(lambda: daemons[1].memfds() > 0, "node 1 is there")
+        errors[1] = self.try_open(daemons, 2, timeout=10.0)
+        first.join(lab.PATIENCE)
+        self.assertTrue(any(isinstance(e, ballast.AlreadyExists) and
+                            "two nodes" in str(e) for e in errors), errors)
+
+    def try_open(self, daemons, index, timeout):
+        """Node 1 of 3 at daemon `index`; how that fails."""
+        try:
+            daemons[index].session(
+                1, 3, self.TENSORS, local_rank=0, local_world_size=1,
+                node_rank=1, coordinator=self.coordinator, timeout=timeout)
+        except ballast.Error as error:
+            return error
+        return None
+
+    def test_a_node_that_never_comes(self):  # I23
+        daemons = self.start_nodes(3, "jobs.join_timeout=2s")
+        sessions = lambda rank: self.session(daemons, rank, 1, self.TENSORS)
+
+        def worker(rank):
+            self.assertRaisesWith(ballast.DeadlineExceeded,
+                                  ["2 of 3 ha", "not come"],
+                                  lambda: sessions(rank))
+
+        lab.run_ranks(2, worker)
+        self.assert_nothing_is_left(daemons)
+
+    def test_a_coordinator_that_is_not_there(self):  # I23
+        daemons = self.start_nodes(2)
+        nowhere = "127.0.0.1:%d" % launch.free_port()
+        self.assertRaisesWith(
+            ballast.DeadlineExceeded, ["node 0 at " + nowhere],
+            lambda: self.session(daemons, 1, 1, self.TENSORS,
+                                 coordinator=nowhere, timeout=3.0))
+
+
+class DeathTest(NodesCase):
+
+    TENSORS = {} if lab.missing() else {"w": np.zeros(300007, np.float32)}
+
+    def during_steps(self, daemons, hit, victims=(1,)):
+        """All ranks step until hit(); the errors of those that are not of
+        the victims' nodes, by rank."""
+        world = len(daemons)
+        started = threading.Barrier(world + 1)
+        errors = {}
+        hit_at = []
+
+        def worker(rank):
+            s = self.session(daemons, rank, 1, self.TENSORS)
+            s.step()
+            started.wait(lab.PATIENCE)
+            try:
+                while True:
+                    s.step(timeout=lab.PATIENCE)
+            except ballast.Error as error:
+                errors[rank] = error, time.monotonic()
+
+        def strike(_):
+            started.wait(lab.PATIENCE)
+            hit_at.append(time.monotonic())
+            hit()
+
+        def run(rank):
+            return worker(rank) if rank < world else strike(rank)
+
+        threads = [threading.Thread(target=run, args=(r,), daemon=True)
+                   for r in range(world + 1)]
+        for thread in threads:
+            thread.start()
+        survivors = [r for r in range(world) if r not in victims]
+        lab.poll(lambda: all(r in errors for r in survivors),
+                 "all survivors have their errors")
+        for rank in survivors:
+            self.assertLess(errors[rank][1] - hit_at[0], _BOUND)
+        return {r: errors[r][0] for r in survivors}
+
+    def check_named(self, errors, name):
+        for rank, error in errors.items():
+            self.assertIsInstance(error, ballast.Unavailable, error)
+            self.assertIn(name, str(error), "rank %d" % rank)
+
+    def test_a_daemon_is_killed(self):  # I23, I28
+        daemons = self.start_nodes(3)
+        errors = self.during_steps(
+            daemons, lambda: daemons[1].signal(signal.SIGKILL))
+        self.check_named(errors, "node 1")
+        self.assert_nothing_is_left([daemons[0], daemons[2]])
+
+    def test_the_coordinator_is_killed(self):  # I23, I28
+        daemons = self.start_nodes(3)
+        errors = self.during_steps(
+            daemons, lambda: daemons[0].signal(signal.SIGKILL), victims=(0,))
+        self.check_named(errors, "node 0")
+        self.assert_nothing_is_left(daemons[1:])
+
+    def test_a_daemon_is_stopped(self):  # I23, I28
+        daemons = self.start_nodes(2)
+        self.addCleanup(daemons[1].signal, signal.SIGCONT)
+        errors = self.during_steps(
+            daemons, lambda: daemons[1].signal(signal.SIGSTOP))
+        self.check_named(errors, "node 1")
+        self.assert_nothing_is_left(daemons[:1])
+        daemons[1].signal(signal.SIGCONT)
+        self.assert_nothing_is_left(daemons[1:])
+
+    def test_a_daemon_drains(self):
+        daemons = self.start_nodes(2)
+        errors = self.during_steps(
+            daemons, lambda: daemons[1].signal(signal.SIGTERM))
+        self.check_named(errors, "draining")
+        self.assertEqual(daemons[1].wait(), 0, daemons[1].log())
+        self.assert_nothing_is_left(daemons[:1])
+
+    def test_a_worker_is_killed_and_not_replaced(self):  # I23, I28
+        daemons = self.start_nodes(2, "jobs.hold=2s")
+        worker = self.start_worker(daemons[1], _WORKER, self.coordinator,
+                                   rank=1, world=2)
+        with self.assertRaises(ballast.Unavailable) as caught:
+            s = self.session(daemons, 0, 1, self.TENSORS)
+            s.step()
+            worker.expect("stepped")
+            worker.kill()
+            s.step(timeout=_BOUND)
+        self.assertIn("rank 1", str(caught.exception))
+        self.assert_nothing_is_left(daemons)
+
+    def test_a_worker_is_stopped(self):  # I23: slow is not dead
+        daemons = self.start_nodes(2)
+        worker = self.start_worker(daemons[1], _WORKER, self.coordinator,
+                                   rank=1, world=2)
+        with self.session(daemons, 0, 1, self.TENSORS) as s:
+            s.step()
+            worker.expect("stepped")
+            os.kill(worker.pid, signal.SIGSTOP)
+            self.assertRaisesWith(
+                ballast.DeadlineExceeded, ["rank 1", "step 2"],
+                lambda: s.step(timeout=6.0))
+            os.kill(worker.pid, signal.SIGCONT)
+            worker.process.stdin.write("go\n")
+            worker.process.stdin.flush()
+            self.assertEqual(s.step(timeout=_BOUND).step, 2)
+        code, output = worker.finish()
+        self.assertEqual(code, 0, output)
+
+
+# Rank 1 on node 1: one step, and one more when it is told to.
+_WORKER = """
+import sys
+import numpy as np
+import ballast
+s = ballast.Session(job="job", tensors={"w": np.zeros(300007, np.float32)},
+                    rank=1, world_size=2, local_rank=0, local_world_size=1,
+                    node_rank=1, coordinator=sys.argv[1], timeout=60,
+                    optimizer={"name": "sgd", "lr": 1.0})
+s.step()
+print("stepped", flush=True)
+sys.stdin.readline()
+s.step()
+s.close()
+"""
+
+
+if __name__ == "__main__":
+    sys.exit(unittest.main(verbosity=2))
