@@ -174,7 +174,11 @@ absl::Status OpenError(const absl::Status& status, const Options& options,
   const std::string where = absl::StrCat("the daemon at ", options.address);
   if (absl::IsDeadlineExceeded(status)) {
     auto stats = connection.channel->GetStats(kStatsLimit);
+    const bool is_silent = absl::IsDeadlineExceeded(stats.status()) ||
+                           absl::IsUnavailable(stats.status());
     if (!stats.ok()) {
+      // A daemon that answers has ended the job: its own words say why.
+      if (!is_silent) return status;
       return absl::DeadlineExceededError(
           absl::StrCat(where, " does not answer: the session was not open in ",
                        absl::FormatDuration(options.open_timeout)));
