@@ -28,7 +28,6 @@
 
 namespace ballast::sim {
 
-
 class SimWorker {
  public:
   // Segments that the daemon sent; kept by the link too, as a socket would.
