@@ -4,6 +4,7 @@ import os
 import sys
 from typing import List
 
+import environment
 from bazel import Bazel
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(
@@ -11,13 +12,32 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(
 _TARGETS = {
     "kernels": "//tests/bench:kernels_bench",
 }
+# Programs that run the built daemons on a lab.
+_SCRIPTS = {
+    "exchange": "tests/bench/exchange.py",
+    "loss": "tests/bench/loss.py",
+}
+
+
+def _run_script(path: str, arguments: List[str]) -> int:
+    """Builds the daemon and the client, and becomes the script."""
+    if not {"-h", "--help"} & set(arguments):
+        try:
+            os.environ.update(environment.given_or_built())
+        except environment.BuildFailed as error:
+            print("tools/bench: %s" % error, file=sys.stderr)
+            return 1
+    os.execv("/usr/bin/python3", ["/usr/bin/python3", "-B",
+                                  os.path.join(ROOT, path), *arguments])
 
 
 def main(arguments: List[str]) -> int:
-    if not arguments or arguments[0] not in _TARGETS:
+    if not arguments or arguments[0] not in {**_TARGETS, **_SCRIPTS}:
         print("tools/bench: which one of: %s? see --help" %
-              " ".join(sorted(_TARGETS)), file=sys.stderr)
+              " ".join(sorted({**_TARGETS, **_SCRIPTS})), file=sys.stderr)
         return 2
+    if arguments[0] in _SCRIPTS:
+        return _run_script(_SCRIPTS[arguments[0]], arguments[1:])
     label = _TARGETS[arguments[0]]
     bazel = Bazel(ROOT)
     try:

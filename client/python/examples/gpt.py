@@ -101,6 +101,13 @@ class Gpt(nn.Module):
                                         targets.flatten())
 
 
+def evaluate(model: Gpt, text: torch.Tensor, batches: int = 64) -> float:
+    """Mean loss over batches that are the same for every run."""
+    with torch.no_grad():
+        return sum(model.loss(*batch(text, 0, 0, k)).item()
+                   for k in range(batches)) / batches
+
+
 def learning_rate(step: int, steps: int) -> float:
     """Linear warm-up, then a cosine down to a tenth."""
     if step <= WARMUP_STEPS:

@@ -30,6 +30,7 @@ class Report:
         self.first: List[float] = []
         self.last: List[float] = []
         self.seconds = 0.0
+        self.evaluation: Optional[float] = None
         if cursor:
             self.first, self.last = json.loads(cursor)
 
@@ -49,7 +50,7 @@ class Report:
     def as_dict(self) -> Dict[str, Any]:
         """For a file that tools/lib/compare.py and tests read."""
         return {"losses": self.losses, "seconds": self.seconds,
-                "steps": len(self.losses),
+                "steps": len(self.losses), "evaluation": self.evaluation,
                 "first": float(np.mean(self.first)),
                 "last": float(np.mean(self.last))}
 

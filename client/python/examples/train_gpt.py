@@ -135,6 +135,8 @@ def main(argv: List[str]) -> None:
     text, num_kinds = gpt.load_text()
     model = gpt.Gpt(num_kinds)
     run = (baseline if options.baseline else train)(options, model, text)
+    if run.rank == 0 and options.json:
+        run.report.evaluation = gpt.evaluate(model, text)
     finish(run, len(text), options.json)
 
 
