@@ -8,6 +8,7 @@
 // stands against the best of memcpy's rounds.
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -90,6 +91,7 @@ class Bench {
     rows.push_back({"tree_sum/4", 20 * n, [this] { TreeSum(); }});
     rows.push_back({"norm", 4 * n, [this] { Norm(); }});
     rows.push_back({"adamw", 30 * n, [this] { AdamW(); }});
+    rows.push_back({"adamw-undo", 42 * n, [this] { AdamWUndo(); }});
     rows.push_back({"cast/bf16", 6 * n, [this] { Cast(); }});
     AddCodec("int8", {.bits = 8, .block = 256}, &rows);
     AddCodec("int4", {.bits = 4, .block = 128}, &rows);
@@ -131,13 +133,25 @@ class Bench {
   }
 
   void AdamW() {
-    const StepScalars scalars = PrepareScalars(
-        OptimizerKind::kAdamW, {.lr = 1e-3, .weight_decay = 0.1}, 100, 0.5f);
-    ForEachChunk([this, &scalars](int64_t i, int64_t count) {
-      kernels_.optimizer_step(OptimizerKind::kAdamW, scalars, count,
+    ForEachChunk([this](int64_t i, int64_t count) {
+      kernels_.optimizer_step(OptimizerKind::kAdamW, scalars_, count,
                               memory_[0].floats() + i, memory_[1].floats() + i,
                               memory_[2].floats() + i, memory_[3].floats() + i,
                               DType::kBFloat16, memory_[4].bytes() + 2 * i);
+    });
+  }
+
+  // One record of a chunk, used again and again, as a pool thread does.
+  void AdamWUndo() {
+    float* const record = memory_[5].floats();
+    std::atomic<int64_t> saved = 0;
+    ForEachChunk([&](int64_t i, int64_t count) {
+      kernels_.optimizer_step_undo(
+          OptimizerKind::kAdamW, scalars_, count, memory_[0].floats() + i,
+          memory_[1].floats() + i, memory_[2].floats() + i,
+          memory_[3].floats() + i, DType::kBFloat16, memory_[4].bytes() + 2 * i,
+          {record, record + kChunkElements, record + 2 * kChunkElements, &saved,
+           0});
     });
   }
 
@@ -170,6 +184,8 @@ class Bench {
          }});
   }
 
+  const StepScalars scalars_ = PrepareScalars(
+      OptimizerKind::kAdamW, {.lr = 1e-3, .weight_decay = 0.1}, 100, 0.5f);
   const Kernels& kernels_;
   std::vector<Memory> memory_;
   int64_t elements_;

@@ -13,10 +13,8 @@ _TARGETS = {
     "kernels": "//tests/bench:kernels_bench",
 }
 # Programs that run the built daemons on a lab.
-_SCRIPTS = {
-    "exchange": "tests/bench/exchange.py",
-    "loss": "tests/bench/loss.py",
-}
+_SCRIPTS = {name: "tests/bench/%s.py" % name
+            for name in ("exchange", "latency", "local", "loss", "scaling")}
 
 
 def _run_script(path: str, arguments: List[str]) -> int:

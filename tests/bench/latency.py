@@ -1,0 +1,46 @@
+"""tools/bench latency: an empty step, against Gloo's barrier of the same
+workers in the same run.
+
+    tools/bench latency [--nodes N] [--workers W] [--rate R] [--repeats K]
+        [--json FILE]
+
+The model is one tensor of 64 elements, the optimizer SGD with rate 0: what is
+left is control: push, sums, vote, commit, update, publish, wake-up.
+ratio_to_peer is the step's p50 divided by the barrier's.
+"""
+
+import sys
+from typing import List
+
+import on_lab
+
+
+def table(rows: List[on_lab.Row]) -> str:
+    lines = ["%-18s %12s %12s %16s" % ("", "p50 µs", "p99 µs",
+                                       "p50 of barrier")]
+    for row in rows:
+        lines.append("%-18s %12.1f %12.1f %16s" % (
+            row["name"], 1e6 * row["p50_seconds"], 1e6 * row["p99_seconds"],
+            on_lab.shown(row, "ratio_to_peer", "%.2fx")))
+    return "\n".join(lines)
+
+
+def main(argv: List[str]) -> int:
+    parser = on_lab.parser("latency", __doc__, nodes=2, workers=2)
+    parser.add_argument("--repeats", type=int, default=1000)
+    options = parser.parse_args(argv)
+    rows = on_lab.measured(
+        ["barrier", "latency/exact"], nodes=options.nodes,
+        workers=options.workers, rate=options.rate, elements=64,
+        repeats=options.repeats)["rows"]
+    for row in rows[1:]:
+        row["ratio_to_peer"] = row["p50_seconds"] / rows[0]["p50_seconds"]
+    print("%d nodes, %d workers each, %d steps" % (
+        options.nodes, options.workers, options.repeats))
+    print(table(rows))
+    on_lab.write(options.json, rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(on_lab.main("latency", lambda: main(sys.argv[1:])))

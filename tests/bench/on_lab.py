@@ -1,0 +1,93 @@
+"""Runs worker.py on a lab of its own and works with its rows; what the
+benchmarks on a lab have in common."""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from typing import Any, Callable, Dict, List, Optional, Sequence
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_LAB = os.path.join(os.path.dirname(os.path.dirname(_HERE)), "tools", "lab")
+
+Row = Dict[str, Any]
+
+
+class LabFailed(Exception):
+    """The lab has said why on stderr."""
+
+
+def measured(rows: Sequence[str], *, nodes: int, workers: int,
+             rate: Optional[str] = None, model: Optional[str] = None,
+             elements: int = 0, steps: int = 3,
+             repeats: int = 1000) -> Dict[str, Any]:
+    """{"elements": …, "rows": [Row, …]}, as rank 0 wrote them."""
+    with tempfile.TemporaryDirectory(prefix="ballast-bench-") as folder:
+        path = os.path.join(folder, "rows")
+        command = [_LAB, "run", "--nodes", str(nodes), "--workers",
+                   str(workers), *(["--rate", rate] if rate else []), "--",
+                   "/usr/bin/python3", "-B", os.path.join(_HERE, "worker.py"),
+                   *(["--model", model] if model else []),
+                   "--elements", str(elements), "--steps", str(steps),
+                   "--repeats", str(repeats), "--json", path, *rows]
+        code = subprocess.run(command, check=False,
+                              stdout=sys.stderr).returncode
+        if code != 0:
+            raise LabFailed("the lab ended with %d" % code)
+        with open(path, encoding="utf-8") as stream:
+            return json.load(stream)
+
+
+def parser(name: str, text: str, *, nodes: int, workers: int,
+           model: Optional[str] = None) -> argparse.ArgumentParser:
+    """The arguments that all have; `model` if there is one to choose."""
+    result = argparse.ArgumentParser(
+        prog="tools/bench " + name, description=text, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    result.add_argument("--nodes", type=int, default=nodes)
+    result.add_argument("--workers", type=int, default=workers)
+    result.add_argument("--rate", metavar="R", help="of each link, like "
+                        "1gbit; needs root")
+    result.add_argument("--json", metavar="FILE")
+    if model:
+        which = result.add_mutually_exclusive_group()
+        which.add_argument("--model", choices=(
+            "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"))
+        which.add_argument("--elements", type=int, default=0)
+        result.add_argument("--steps", type=int, default=3)
+        result.set_defaults(default_model=model)
+    return result
+
+
+def model_of(options: argparse.Namespace) -> Dict[str, Any]:
+    """The model's part of the arguments of measured()."""
+    return {"model": None if options.elements else
+                     options.model or options.default_model,
+            "elements": options.elements, "steps": options.steps}
+
+
+def title(options: argparse.Namespace, result: Dict[str, Any]) -> str:
+    return "%d nodes, %d workers each, %d elements, %s" % (
+        options.nodes, options.workers, result["elements"],
+        "links of " + options.rate if options.rate else "loopback")
+
+
+def shown(row: Row, key: str, how: str) -> str:
+    return how % row[key] if key in row else ""
+
+
+def main(name: str, run: Callable[[], int]) -> int:
+    """run(), with a lab's failure as a line and exit code 1."""
+    try:
+        return run()
+    except LabFailed as error:
+        print("tools/bench %s: %s" % (name, error), file=sys.stderr)
+        return 1
+
+
+def write(path: Optional[str], rows: List[Row]) -> None:
+    if path:
+        with open(path, "w", encoding="utf-8") as stream:
+            json.dump(rows, stream, indent=1)

@@ -1,0 +1,283 @@
+"""One rank of the benchmarks that run on a lab; see on_lab.py. Measures, in
+the order of the arguments and on the same links:
+
+    tcp                   a stream from every node to the next, all at once
+    gloo_fp32, gloo_fp16  PyTorch's all-reduce of the model's gradients
+    adamw                 PyTorch's AdamW on the whole model, in one rank
+    memcpy                all cores at once, read and written bytes per second
+    exchange/PRESET       steps: gradients pushed, reduced, weights published
+    barrier               Gloo's
+    latency/PRESET        steps of a model of one tensor
+
+What is measured lies between two barriers; seconds are the slowest rank's
+mean. Rank 0 writes the rows.
+"""
+
+import argparse
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from typing import Any, Callable, Dict, List, Sequence
+
+import numpy as np
+import torch
+from torch import distributed
+
+import ballast
+import gpt2
+
+_INTERFACE = os.environ.get("BALLAST_LAB_INTERFACE", "")
+_PIECE = 1 << 20
+_COPIED = 256 << 20
+_CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def tx_bytes() -> int:
+    """What this node's interface has sent; 0 without a lab's links."""
+    if not _INTERFACE:
+        return 0
+    with open("/sys/class/net/%s/statistics/tx_bytes" % _INTERFACE,
+              encoding="utf-8") as stream:
+        return int(stream.read())
+
+
+def processor_seconds() -> float:
+    """Of all daemons of the lab and, summed over ranks, their workers."""
+    mine = time.process_time()
+    if distributed.get_rank() == 0:
+        for node in range(nodes()):
+            mine += _daemon_seconds(node)
+    return reduced(mine, distributed.ReduceOp.SUM)
+
+
+def _daemon_seconds(node: int) -> float:
+    path = os.path.join(os.environ["BALLAST_LAB_DIR"], "daemon-%d.pid" % node)
+    with open(path, encoding="utf-8") as stream:
+        pid = int(stream.read())
+    with open("/proc/%d/stat" % pid, encoding="utf-8") as stream:
+        fields = stream.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _CLOCK_TICKS
+
+
+def nodes() -> int:
+    return distributed.get_world_size() // int(os.environ["LOCAL_WORLD_SIZE"])
+
+
+def reduced(value: float, operation: Any) -> float:
+    tensor = torch.tensor([value], dtype=torch.float64)
+    distributed.all_reduce(tensor, operation)
+    return tensor.item()
+
+
+def measure(name: str, once: Callable[[], None],
+            repeats: int) -> Dict[str, Any]:
+    """A row: per repetition seconds, the bytes of the busiest node's
+    interface, processor seconds of all."""
+    once()  # connections, pages, caches
+    distributed.barrier()
+    sent, busy, start = tx_bytes(), processor_seconds(), time.monotonic()
+    for _ in range(repeats):
+        once()
+    seconds = time.monotonic() - start
+    sent = tx_bytes() - sent
+    busy = processor_seconds() - busy
+    return {"name": name,
+            "seconds": reduced(seconds, distributed.ReduceOp.MAX) / repeats,
+            "tx_bytes": int(reduced(sent, distributed.ReduceOp.MAX)) //
+                        repeats,
+            "processor_seconds": busy / repeats}
+
+
+class Stream:
+    """A TCP stream from every node to the next, all at once."""
+
+    def __init__(self, size: int):
+        self._size = size
+        self._leads = int(os.environ["LOCAL_RANK"]) == 0 and nodes() > 1
+        listener = socket.create_server((_own_address(), 0))
+        everyone: List[Any] = [None] * distributed.get_world_size()
+        distributed.all_gather_object(everyone, listener.getsockname())
+        if self._leads:
+            local = int(os.environ["LOCAL_WORLD_SIZE"])
+            following = (distributed.get_rank() + local) % len(everyone)
+            self._out = socket.create_connection(everyone[following])
+            self._in = listener.accept()[0]
+        distributed.barrier()
+        listener.close()
+
+    def once(self) -> None:
+        if self._leads:
+            sender = threading.Thread(target=self._send)
+            sender.start()
+            self._receive()
+            sender.join()
+        distributed.barrier()
+
+    def _send(self) -> None:
+        piece = memoryview(bytes(_PIECE))
+        for start in range(0, self._size, _PIECE):
+            self._out.sendall(piece[:min(_PIECE, self._size - start)])
+
+    def _receive(self) -> None:
+        piece = bytearray(_PIECE)
+        left = self._size
+        while left > 0:
+            size = self._in.recv_into(piece, min(_PIECE, left))
+            if size == 0:
+                raise ConnectionError("the stream ended early")
+            left -= size
+
+
+def _own_address() -> str:
+    if not _INTERFACE:
+        return "127.0.0.1"
+    address = os.popen("ip -4 -brief address show dev " + _INTERFACE).read()
+    return address.split()[2].partition("/")[0]
+
+
+def tcp(options: argparse.Namespace) -> Dict[str, Any]:
+    """As many bytes as a model in 16 bits has."""
+    size = 2 * options.total
+    return {**measure("tcp", Stream(size).once, 2), "bytes": size}
+
+
+def gloo(name: str, options: argparse.Namespace) -> Dict[str, Any]:
+    """The all-reduce of a whole model's gradients."""
+    dtype = {"gloo_fp32": torch.float32, "gloo_fp16": torch.float16}[name]
+    gradients = torch.full((options.total,), 1e-3, dtype=dtype)
+    return measure(name, lambda: distributed.all_reduce(gradients),
+                   options.steps)
+
+
+def adamw(options: argparse.Namespace) -> Dict[str, Any]:
+    """Rank 0 updates, with all cores."""
+    optimizer = None
+    if distributed.get_rank() == 0:
+        torch.set_num_threads(os.cpu_count() or 1)
+        parameters = [torch.zeros(shape, requires_grad=True)
+                      for shape in options.shapes.values()]
+        for parameter in parameters:
+            parameter.grad = torch.full_like(parameter, 1e-3)
+        optimizer = torch.optim.AdamW(parameters, lr=1e-4)
+
+    def once() -> None:
+        if optimizer:
+            optimizer.step()
+        distributed.barrier()
+
+    row = measure("adamw", once, options.steps)
+    torch.set_num_threads(1)
+    return row
+
+
+def memcpy(options: argparse.Namespace) -> Dict[str, Any]:
+    """Rank 0 copies with a thread per core; seconds are for `bytes` read and
+    written."""
+    threads = os.cpu_count() or 1
+    pairs = [(np.ones(_COPIED, np.uint8), np.zeros(_COPIED, np.uint8))
+             for _ in range(threads if distributed.get_rank() == 0 else 0)]
+
+    def once() -> None:
+        copies = [threading.Thread(target=np.copyto, args=(to, source))
+                  for source, to in pairs]
+        for copy in copies:
+            copy.start()
+        for copy in copies:
+            copy.join()
+        distributed.barrier()
+
+    return {**measure("memcpy", once, 2 * options.steps),
+            "bytes": 2 * _COPIED * threads}
+
+
+def durations(name: str, once: Callable[[], None],
+              repeats: int) -> Dict[str, Any]:
+    """A row with percentiles, of the slowest rank in each."""
+    once()
+    distributed.barrier()
+    seconds: List[float] = []
+    for _ in range(repeats):
+        start = time.monotonic()
+        once()
+        seconds.append(time.monotonic() - start)
+    slowest = torch.tensor(sorted(seconds), dtype=torch.float64)
+    distributed.all_reduce(slowest, distributed.ReduceOp.MAX)
+    return {"name": name, "seconds": slowest.mean().item(),
+            "p50_seconds": slowest[len(seconds) // 2].item(),
+            "p99_seconds": slowest[len(seconds) * 99 // 100].item()}
+
+
+def latency(name: str, options: argparse.Namespace) -> Dict[str, Any]:
+    with ballast.Session(job=name.replace("/", "-"),
+                         tensors={"w": np.zeros(64, np.float32)},
+                         optimizer={"name": "sgd", "lr": 0.0},
+                         exchange=name.partition("/")[2]) as session:
+        row = durations(name, session.step, options.repeats)
+        distributed.barrier()
+    return row
+
+
+def exchange(name: str, options: argparse.Namespace) -> Dict[str, Any]:
+    """Whole steps: gradients pushed, reduced, AdamW, weights published."""
+    random = np.random.default_rng(distributed.get_rank())
+    first = distributed.get_rank() == 0
+    tensors = {tensor: np.zeros(shape, np.float32) if not first else
+               random.normal(0, 0.02, shape).astype(np.float32)
+               for tensor, shape in options.shapes.items()}
+    with ballast.Session(job=name.replace("/", "-"), tensors=tensors,
+                         optimizer={"name": "adamw", "lr": 1e-4},
+                         exchange=name.partition("/")[2]) as session:
+        del tensors
+        for gradient in session.grads.values():
+            gradient[...] = random.normal(0, 1e-3, gradient.shape)
+        results = []
+        row = measure(name, lambda: results.append(session.step()),
+                      options.steps)
+        last = results[-1]
+        for count in ("wire_bytes_sent", "payload_bytes"):
+            row[count.replace("_sent", "")] = int(reduced(
+                getattr(last, count), distributed.ReduceOp.MAX))
+        row["stage_seconds"] = last.stage_seconds
+        row["relative_error"] = last.relative_error
+        distributed.barrier()
+    return row
+
+
+def row_of(name: str, options: argparse.Namespace) -> Dict[str, Any]:
+    kind = name.partition("/")[0]
+    if kind in ("gloo_fp32", "gloo_fp16"):
+        return gloo(name, options)
+    if kind in ("exchange", "latency"):
+        return {"exchange": exchange, "latency": latency}[kind](name, options)
+    if kind == "barrier":
+        return durations(name, distributed.barrier, options.repeats)
+    return {"tcp": tcp, "adamw": adamw, "memcpy": memcpy}[kind](options)
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", choices=sorted(gpt2.SIZES))
+    parser.add_argument("--elements", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=1000)
+    parser.add_argument("--json", required=True)
+    parser.add_argument("rows", nargs="+")
+    options = parser.parse_args(argv)
+    options.shapes = gpt2.inventory(options.model) if options.model else \
+        gpt2.even(options.elements)
+    options.total = gpt2.count(options.shapes)
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo")
+    rows = [row_of(name, options) for name in options.rows]
+    if distributed.get_rank() == 0:
+        with open(options.json, "w", encoding="utf-8") as stream:
+            json.dump({"elements": options.total, "rows": rows}, stream)
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
