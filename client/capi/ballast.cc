@@ -209,6 +209,18 @@ void* ballast_grads(ballast_session* session, size_t tensor, uint64_t* bytes) {
   return grads.data();
 }
 
+int ballast_weights(ballast_session* session, size_t tensor, int* fd,
+                    uint64_t* segment_bytes, uint64_t* offset,
+                    ballast_error* error) {
+  return Guarded(session, error, [&](Worker& worker) -> absl::Status {
+    ASSIGN_OR_RETURN(const auto place, worker.FindWeights(ToIndex(tensor)));
+    if (fd != nullptr) *fd = place.fd;
+    if (segment_bytes != nullptr) *segment_bytes = place.segment_bytes;
+    if (offset != nullptr) *offset = place.offset;
+    return absl::OkStatus();
+  });
+}
+
 int ballast_group_get(ballast_session* session, size_t index,
                       ballast_group* group, ballast_error* error) {
   return Guarded(session, error, [&](Worker& worker) {

@@ -46,7 +46,7 @@ extern "C" {
 #endif
 
 #define BALLAST_ABI_MAJOR 1
-#define BALLAST_ABI_MINOR 0
+#define BALLAST_ABI_MINOR 1
 #define BALLAST_MESSAGE_BYTES 2048
 
 enum ballast_code { /* gRPC's and Abseil's numbers */
@@ -158,6 +158,16 @@ int ballast_get_info(ballast_session* session, ballast_info* info,
 const void* ballast_params(ballast_session* session, size_t tensor,
                            uint64_t* bytes);
 void* ballast_grads(ballast_session* session, size_t tensor, uint64_t* bytes);
+
+/* Where a tensor's published weights lie in the segment that holds all of
+ * them, for a caller that maps it once more (for reading, or MAP_PRIVATE):
+ * *fd is the segment's, opened read-only; it belongs to the session and is
+ * closed with it, so map or duplicate it at once. For a tensor without
+ * elements *offset is 0. Each pointer may be NULL. Since ABI 1.1.
+ * BALLAST_FAILED_PRECONDITION after close or detach. */
+int ballast_weights(ballast_session* session, size_t tensor, int* fd,
+                    uint64_t* segment_bytes, uint64_t* offset,
+                    ballast_error* error);
 
 /* Values travel with the next step; all ranks must set the same. */
 int ballast_group_get(ballast_session* session, size_t index,

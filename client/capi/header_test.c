@@ -31,6 +31,8 @@ int main(void) {
   CHECK(session == NULL);
   CHECK(ballast_push(NULL, 0, &error) == BALLAST_INVALID_ARGUMENT);
   CHECK(ballast_params(NULL, 0, &bytes) == NULL && bytes == 0);
+  CHECK(ballast_weights(NULL, 0, NULL, NULL, NULL, &error) ==
+        BALLAST_INVALID_ARGUMENT);
   ballast_release(NULL);
   ballast_free(NULL);
   return 0;

@@ -105,6 +105,15 @@ std::span<const std::byte> Worker::params(int tensor) const {
   return weights.bytes().subspan(place.weight_offset, place.size_bytes);
 }
 
+absl::StatusOr<WeightsPlace> Worker::FindWeights(int tensor) {
+  RETURN_IF_ERROR(CheckUsable());
+  RETURN_IF_ERROR(CheckTensor(tensor));
+  const base::Segment& weights = attachment_->weights;
+  return WeightsPlace{.fd = weights.fd(),
+                      .segment_bytes = weights.size_bytes(),
+                      .offset = attachment_->tensors[tensor].weight_offset};
+}
+
 std::span<std::byte> Worker::grads(int tensor) {
   if (!CheckTensor(tensor).ok()) return {};
   const TensorView& place = attachment_->tensors[tensor];

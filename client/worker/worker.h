@@ -59,6 +59,14 @@ struct StepRequest {
   absl::Duration timeout = absl::Minutes(10);
 };
 
+// A tensor's weights in the segment of all. `fd` is the segment's, opened
+// read-only, and closed with the session; -1 if no tensor has elements.
+struct WeightsPlace {
+  int fd = -1;
+  uint64_t segment_bytes = 0;
+  uint64_t offset = 0;  // 0 for a tensor of no elements
+};
+
 class Worker {
  public:
   // Blocks until the job runs: all ranks attached, weights published here.
@@ -81,6 +89,9 @@ class Worker {
 
   // Published weights (read-only mapping); empty for a tensor of no elements.
   std::span<const std::byte> params(int tensor) const;
+  // Where they lie, for a caller that maps them once more.
+  // FailedPrecondition after Detach and Close.
+  absl::StatusOr<WeightsPlace> FindWeights(int tensor);
   // This rank's gradient; empty for frozen tensors too.
   std::span<std::byte> grads(int tensor);
 

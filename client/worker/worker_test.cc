@@ -11,7 +11,9 @@
 #include "client/worker/fake_daemon.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/base/segment.h"
 #include "server/base/status_matchers.h"
+#include "server/base/unique_fd.h"
 
 namespace ballast::worker {
 namespace {
@@ -120,6 +122,24 @@ TEST_F(WorkerTest, MapsWeightsAndGradientsWhereTheDaemonHasThem) {
   EXPECT_EQ(worker_->grads(2).size(), 0);  // frozen
   EXPECT_EQ(worker_->params(3).size(), 0);
   EXPECT_EQ(worker_->grads(-1).size(), 0);
+}
+
+TEST_F(WorkerTest, SaysWhereTheWeightsLie) {
+  Start();
+  const auto place = worker_->FindWeights(2);
+  ASSERT_THAT(place, IsOk());
+  EXPECT_EQ(place->offset, 128);
+  auto mapped =
+      base::Segment::Map(base::UniqueFd(dup(place->fd)), place->segment_bytes,
+                         base::Access::kReadOnly);
+  ASSERT_THAT(mapped, IsOk());
+  daemon_->weights()[128 + 5] = std::byte{9};
+  EXPECT_EQ(mapped->bytes()[place->offset + 5], std::byte{9});
+  EXPECT_THAT(worker_->FindWeights(7),
+              StatusIs(absl::StatusCode::kInvalidArgument, "tensor 7"));
+  EXPECT_THAT(worker_->Detach(absl::Seconds(5)), IsOk());
+  EXPECT_THAT(worker_->FindWeights(2),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "detached"));
 }
 
 TEST_F(WorkerTest, PushedBucketsGoEarly) {
