@@ -16,6 +16,7 @@
 #include "kernels/codec.h"
 #include "kernels/dtype.h"
 #include "kernels/hyper_parameters.h"
+#include "kernels/step_undo.h"
 
 namespace ballast::kernels {
 
@@ -48,6 +49,15 @@ struct Kernels {
                          int64_t count, const float* gradient, float* master,
                          float* m, float* v, DType weight_dtype,
                          void* weight_out);
+
+  // The same bits, and the old values go to `undo` on the way: an element of
+  // master, m or v changes only after undo.saved counts it. No two of the
+  // arrays overlap, neither here nor above (master and weight_out neither).
+  void (*optimizer_step_undo)(OptimizerKind kind, const StepScalars& scalars,
+                              int64_t count, const float* gradient,
+                              float* master, float* m, float* v,
+                              DType weight_dtype, void* weight_out,
+                              const StepUndo& undo);
 
   void (*cast)(const float* in, DType dtype, int64_t count, void* out);
   void (*widen)(const void* in, DType dtype, int64_t count, float* out);

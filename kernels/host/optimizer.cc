@@ -1,6 +1,7 @@
 #include "kernels/host/optimizer.h"
 
 #include "kernels/reference/reference.h"
+#include "kernels/step_undo.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/host/optimizer.cc"
@@ -32,6 +33,11 @@ struct Arrays {
   float* v;
 };
 
+// Elements [i, i + kLanes); a rule leaves alone what it has no array for.
+struct State {
+  V w, m, v;
+};
+
 struct Sgd {
   explicit Sgd(const StepScalars& s)
       : has_momentum((s.flags & kFlagMomentum) != 0),
@@ -44,22 +50,19 @@ struct Sgd {
         one_minus_beta1(hn::Set(D(), s.one_minus_beta1)),
         step_size(hn::Set(D(), s.step_size)) {}
 
-  // The new masters of elements [i, i + kLanes).
-  HWY_INLINE V Step(const Arrays& a, int64_t i) const {
-    const D d;
-    const V w = hn::LoadU(d, a.master + i);
-    V g = hn::Mul(hn::LoadU(d, a.gradient + i), clip);
-    if (has_decay) g = hn::Add(g, hn::Mul(weight_decay, w));
+  bool has_m() const { return has_momentum; }
+  static constexpr bool has_v() { return false; }
+
+  HWY_INLINE void Step(V g, State* x) const {
+    g = hn::Mul(g, clip);
+    if (has_decay) g = hn::Add(g, hn::Mul(weight_decay, x->w));
     if (has_momentum) {
-      V m = g;
-      if (!is_first) {
-        m = hn::Add(hn::Mul(beta1, hn::LoadU(d, a.m + i)),
-                    hn::Mul(one_minus_beta1, g));
-      }
-      hn::StoreU(m, d, a.m + i);
-      g = is_nesterov ? hn::Add(g, hn::Mul(beta1, m)) : m;
+      x->m = is_first
+                 ? g
+                 : hn::Add(hn::Mul(beta1, x->m), hn::Mul(one_minus_beta1, g));
+      g = is_nesterov ? hn::Add(g, hn::Mul(beta1, x->m)) : x->m;
     }
-    return hn::Sub(w, hn::Mul(step_size, g));
+    x->w = hn::Sub(x->w, hn::Mul(step_size, g));
   }
 
   bool has_momentum, is_first, is_nesterov, has_decay;
@@ -81,19 +84,18 @@ struct Adam {
         eps(hn::Set(D(), s.eps)),
         step_size(hn::Set(D(), s.step_size)) {}
 
-  HWY_INLINE V Step(const Arrays& a, int64_t i) const {
-    const D d;
-    const V w = hn::Mul(decay, hn::LoadU(d, a.master + i));
-    V g = hn::Mul(hn::LoadU(d, a.gradient + i), clip);
+  static constexpr bool has_m() { return true; }
+  static constexpr bool has_v() { return true; }
+
+  HWY_INLINE void Step(V g, State* x) const {
+    const V w = hn::Mul(decay, x->w);
+    g = hn::Mul(g, clip);
     if (has_decay) g = hn::Add(g, hn::Mul(weight_decay, w));
-    const V m = hn::Add(hn::Mul(beta1, hn::LoadU(d, a.m + i)),
-                        hn::Mul(one_minus_beta1, g));
-    const V v = hn::Add(hn::Mul(beta2, hn::LoadU(d, a.v + i)),
-                        hn::Mul(hn::Mul(one_minus_beta2, g), g));
-    hn::StoreU(m, d, a.m + i);
-    hn::StoreU(v, d, a.v + i);
-    const V denominator = hn::Add(hn::Mul(hn::Sqrt(v), inv_sqrt_bias2), eps);
-    return hn::Sub(w, hn::Div(hn::Mul(step_size, m), denominator));
+    x->m = hn::Add(hn::Mul(beta1, x->m), hn::Mul(one_minus_beta1, g));
+    x->v =
+        hn::Add(hn::Mul(beta2, x->v), hn::Mul(hn::Mul(one_minus_beta2, g), g));
+    const V denominator = hn::Add(hn::Mul(hn::Sqrt(x->v), inv_sqrt_bias2), eps);
+    x->w = hn::Sub(w, hn::Div(hn::Mul(step_size, x->m), denominator));
   }
 
   bool has_decay;
@@ -105,56 +107,108 @@ struct NoWeights {
   static void Store(D, V, void*, int64_t) {}
 };
 
-// Elements that fill vectors; returns how many those are.
-template <class Format, class Rule>
-int64_t Run(const StepScalars& scalars, int64_t count, const Arrays& arrays,
-            void* weight_out) {
+template <class Rule>
+HWY_INLINE void StoreState(const Rule& rule, const State& x, int64_t i,
+                           float* w, float* m, float* v) {
+  hn::StoreU(x.w, D(), w + i);
+  if (rule.has_m()) hn::StoreU(x.m, D(), m + i);
+  if (rule.has_v()) hn::StoreU(x.v, D(), v + i);
+}
+
+// Elements that fill vectors; returns how many those are. Old values are
+// still in registers when they are kept, so that each is read once.
+template <class Format, class Rule, bool kKeep>
+int64_t Run(const StepScalars& scalars, int64_t count, const Arrays& a,
+            void* weight_out, const StepUndo& undo) {
   const Rule rule(scalars);
   const D d;
   int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes) {
-    const V w = rule.Step(arrays, i);
-    hn::StoreU(w, d, arrays.master + i);
-    Format::Store(d, w, weight_out, i);
+    State x;
+    x.w = hn::LoadU(d, a.master + i);
+    x.m = rule.has_m() ? hn::LoadU(d, a.m + i) : hn::Zero(d);
+    x.v = rule.has_v() ? hn::LoadU(d, a.v + i) : hn::Zero(d);
+    const V g = hn::LoadU(d, a.gradient + i);
+    if constexpr (kKeep) {
+      StoreState(rule, x, i, undo.master, undo.m, undo.v);
+      StoreInOrder(undo.saved, undo.first + i + kLanes);
+    }
+    rule.Step(g, &x);
+    StoreState(rule, x, i, a.master, a.m, a.v);
+    Format::Store(d, x.w, weight_out, i);
   }
   return i;
 }
 
-template <class Rule>
-int64_t RunFormat(const StepScalars& scalars, int64_t count,
-                  const Arrays& arrays, DType dtype, void* weight_out) {
+template <class Rule, bool kKeep>
+int64_t RunFormat(const StepScalars& scalars, int64_t count, const Arrays& a,
+                  DType dtype, void* weight_out, const StepUndo& undo) {
   if (weight_out == nullptr) {
-    return Run<NoWeights, Rule>(scalars, count, arrays, nullptr);
+    return Run<NoWeights, Rule, kKeep>(scalars, count, a, nullptr, undo);
   }
   switch (dtype) {
     case DType::kFloat32:
-      return Run<Float32, Rule>(scalars, count, arrays, weight_out);
+      return Run<Float32, Rule, kKeep>(scalars, count, a, weight_out, undo);
     case DType::kBFloat16:
-      return Run<BFloat16, Rule>(scalars, count, arrays, weight_out);
+      return Run<BFloat16, Rule, kKeep>(scalars, count, a, weight_out, undo);
     case DType::kFloat16:
-      return Run<Float16, Rule>(scalars, count, arrays, weight_out);
+      return Run<Float16, Rule, kKeep>(scalars, count, a, weight_out, undo);
   }
   return 0;
+}
+
+template <bool kKeep>
+int64_t RunRule(OptimizerKind kind, const StepScalars& scalars, int64_t count,
+                const Arrays& a, DType dtype, void* weight_out,
+                const StepUndo& undo) {
+  if (kind == OptimizerKind::kSgd) {
+    return RunFormat<Sgd, kKeep>(scalars, count, a, dtype, weight_out, undo);
+  }
+  return RunFormat<Adam, kKeep>(scalars, count, a, dtype, weight_out, undo);
+}
+
+float* Behind(float* array, int64_t done) {
+  return array == nullptr ? nullptr : array + done;
+}
+
+void* Behind(void* weights, DType dtype, int64_t done) {
+  if (weights == nullptr) return nullptr;
+  return static_cast<char*>(weights) + done * SizeOf(dtype);
 }
 
 void OptimizerStep(OptimizerKind kind, const StepScalars& scalars,
                    int64_t count, const float* gradient, float* master,
                    float* m, float* v, DType weight_dtype, void* weight_out) {
-  const Arrays arrays{gradient, master, m, v};
   const int64_t done =
-      kind == OptimizerKind::kSgd
-          ? RunFormat<Sgd>(scalars, count, arrays, weight_dtype, weight_out)
-          : RunFormat<Adam>(scalars, count, arrays, weight_dtype, weight_out);
+      RunRule<false>(kind, scalars, count, {gradient, master, m, v},
+                     weight_dtype, weight_out, {});
   if (done == count) return;
-  const auto behind = [done](float* x) { return x ? x + done : nullptr; };
-  auto* const weights = static_cast<char*>(weight_out);
-  Reference().optimizer_step(
-      kind, scalars, count - done, gradient + done, master + done, behind(m),
-      behind(v), weight_dtype,
-      weights ? weights + done * SizeOf(weight_dtype) : nullptr);
+  Reference().optimizer_step(kind, scalars, count - done, gradient + done,
+                             master + done, Behind(m, done), Behind(v, done),
+                             weight_dtype,
+                             Behind(weight_out, weight_dtype, done));
 }
 
-void Fill(Kernels* table) { table->optimizer_step = OptimizerStep; }
+void OptimizerStepUndo(OptimizerKind kind, const StepScalars& scalars,
+                       int64_t count, const float* gradient, float* master,
+                       float* m, float* v, DType weight_dtype, void* weight_out,
+                       const StepUndo& undo) {
+  const int64_t done =
+      RunRule<true>(kind, scalars, count, {gradient, master, m, v},
+                    weight_dtype, weight_out, undo);
+  if (done == count) return;
+  Reference().optimizer_step_undo(
+      kind, scalars, count - done, gradient + done, master + done,
+      Behind(m, done), Behind(v, done), weight_dtype,
+      Behind(weight_out, weight_dtype, done),
+      {undo.master + done, Behind(undo.m, done), Behind(undo.v, done),
+       undo.saved, undo.first + done});
+}
+
+void Fill(Kernels* table) {
+  table->optimizer_step = OptimizerStep;
+  table->optimizer_step_undo = OptimizerStepUndo;
+}
 
 #endif  // HWY_TARGET != HWY_SCALAR
 }  // namespace

@@ -1,4 +1,5 @@
-// optimizer_step, with vectors: state, clip and cast in one pass.
+// optimizer_step and optimizer_step_undo, with vectors: state, clip, cast and
+// the copy of what was there in one pass.
 #ifndef KERNELS_HOST_OPTIMIZER_H_
 #define KERNELS_HOST_OPTIMIZER_H_
 

@@ -13,6 +13,7 @@ const Kernels& Reference() {
       .finish_mean = reference::FinishMean,
       .cell_norm = reference::NormOfCell,
       .optimizer_step = reference::OptimizerStep,
+      .optimizer_step_undo = reference::OptimizerStepUndo,
       .cast = reference::Cast,
       .widen = reference::Widen,
       .encode = reference::Encode,

@@ -46,25 +46,60 @@ void AdamTile(const StepScalars& s, int64_t count, const float* gradient,
   }
 }
 
+// One step's arrays; those that it does not have are null.
+struct Arrays {
+  const float* gradient;
+  float* master;
+  float* m;
+  float* v;
+};
+
+float* Behind(float* array, int64_t begin) {
+  return array == nullptr ? nullptr : array + begin;
+}
+
+// `keep(begin, size)` is called before the elements are changed.
+template <typename Keep>
+void ForEachTile(OptimizerKind kind, const StepScalars& scalars, int64_t count,
+                 const Arrays& a, DType weight_dtype, void* weight_out,
+                 Keep keep) {
+  auto* weights = static_cast<std::byte*>(weight_out);
+  for (int64_t begin = 0; begin < count; begin += kTile) {
+    const int64_t size = std::min(kTile, count - begin);
+    keep(begin, size);
+    if (kind == OptimizerKind::kSgd) {
+      SgdTile(scalars, size, a.gradient + begin, a.master + begin,
+              Behind(a.m, begin));
+    } else {
+      AdamTile(scalars, size, a.gradient + begin, a.master + begin, a.m + begin,
+               a.v + begin);
+    }
+    if (weights == nullptr) continue;
+    Cast(a.master + begin, weight_dtype, size,
+         weights + begin * SizeOf(weight_dtype));
+  }
+}
+
 }  // namespace
 
 void OptimizerStep(OptimizerKind kind, const StepScalars& scalars,
                    int64_t count, const float* gradient, float* master,
                    float* m, float* v, DType weight_dtype, void* weight_out) {
-  auto* weights = static_cast<std::byte*>(weight_out);
-  for (int64_t begin = 0; begin < count; begin += kTile) {
-    const int64_t size = std::min(kTile, count - begin);
-    if (kind == OptimizerKind::kSgd) {
-      SgdTile(scalars, size, gradient + begin, master + begin,
-              m == nullptr ? nullptr : m + begin);
-    } else {
-      AdamTile(scalars, size, gradient + begin, master + begin, m + begin,
-               v + begin);
-    }
-    if (weights == nullptr) continue;
-    Cast(master + begin, weight_dtype, size,
-         weights + begin * SizeOf(weight_dtype));
-  }
+  ForEachTile(kind, scalars, count, {gradient, master, m, v}, weight_dtype,
+              weight_out, [](int64_t, int64_t) {});
+}
+
+void OptimizerStepUndo(OptimizerKind kind, const StepScalars& scalars,
+                       int64_t count, const float* gradient, float* master,
+                       float* m, float* v, DType weight_dtype, void* weight_out,
+                       const StepUndo& undo) {
+  ForEachTile(kind, scalars, count, {gradient, master, m, v}, weight_dtype,
+              weight_out, [&](int64_t begin, int64_t size) {
+                std::copy_n(master + begin, size, undo.master + begin);
+                if (m != nullptr) std::copy_n(m + begin, size, undo.m + begin);
+                if (v != nullptr) std::copy_n(v + begin, size, undo.v + begin);
+                StoreInOrder(undo.saved, undo.first + begin + size);
+              });
 }
 
 }  // namespace ballast::kernels::reference
