@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/step_undo.h"
 #include "proto/control_block.h"
 #include "server/base/failpoint.h"
 #include "server/base/status_macros.h"
@@ -104,9 +105,11 @@ class ShardOptimizer final : public Optimizer {
   // On a pool thread.
   void Update(int thread, int64_t index, const layout::Chunk& chunk) {
     if (undo_->IsDone(index, word_)) return;
-    undo_->Save(thread, index, word_, parts_.state);
-    BALLAST_FAILPOINT("optimizer.chunk.saved");
-    for (const layout::Piece& piece : chunk.pieces) UpdatePiece(piece);
+    undo_->Begin(thread, index, word_);
+    BALLAST_FAILPOINT("optimizer.chunk.open");
+    for (const layout::Piece& piece : chunk.pieces) {
+      UpdatePiece(piece, undo_->ForPiece(thread, index, piece.state_offset));
+    }
     BALLAST_FAILPOINT("optimizer.chunk.updated");
     undo_->Finish(thread, index, word_);
   }
@@ -127,21 +130,26 @@ class ShardOptimizer final : public Optimizer {
            piece.begin * kernels::SizeOf(DTypeOf(piece));
   }
 
-  void UpdatePiece(const layout::Piece& piece) {
+  void UpdatePiece(const layout::Piece& piece, kernels::StepUndo undo) {
     ShardState& state = *parts_.state;
     const auto at = [&piece](std::span<float> array) {
       return array.data() + piece.state_offset;
     };
     const kernels::StepScalars& scalars =
         scalars_[parts_.layout->tensor(piece.tensor).group];
-    // A group without momentum in a job with buffers leaves its own alone.
+    // A group without momentum in a job with buffers leaves its own alone;
+    // its record is whole all the same.
     const bool has_m = state.kind() != kernels::OptimizerKind::kSgd ||
                        (scalars.flags & kernels::kFlagMomentum) != 0;
-    parts_.kernels->optimizer_step(
+    if (!has_m && undo.m != nullptr) {
+      std::copy_n(at(state.moment(0)), piece.size(), undo.m);
+      undo.m = nullptr;
+    }
+    parts_.kernels->optimizer_step_undo(
         state.kind(), scalars, piece.size(), at(state.gradient()),
         at(state.master()), has_m ? at(state.moment(0)) : nullptr,
         state.num_moments() > 1 ? at(state.moment(1)) : nullptr, DTypeOf(piece),
-        parts_.casts_weights ? WeightsOf(piece) : nullptr);
+        parts_.casts_weights ? WeightsOf(piece) : nullptr, undo);
   }
 
   const Parts parts_;

@@ -1,9 +1,10 @@
 // The shards this node owns, and one optimizer step over them: crash-safe in
-// place. Each chunk with all its state arrays is copied to an undo record (one
-// per pool thread) before it is updated; the reduced gradient stays until the
-// step is published (DESIGN 6.2).
+// place. The step kernel copies each vector of the state to an undo record
+// (one per pool thread) before it changes it; the reduced gradient stays until
+// the step is published (DESIGN 6.2).
 //
-//   chunk c:  undo[thread] = {c, generation, step, master, moments}  valid
+//   chunk c:  undo[thread] = {c, generation, step, nothing saved}  valid
+//             vector by vector: old master and moments to the record, saved,
 //             master, moments, published weights <- kernel(gradient)
 //             done[c] = (generation, step)
 //             undo[thread] = invalid

@@ -50,11 +50,11 @@ uint64_t LogBytes(const UndoHeader& header) {
          header.num_threads * RecordBytes(header.capacity, header.num_moments);
 }
 
-template <typename Ranges>
-int64_t CapacityOf(const Ranges& chunks) {
+template <typename Chunks>
+int64_t CapacityOf(const Chunks& chunks) {
   int64_t capacity = 0;
   for (const auto& chunk : chunks) {
-    capacity = std::max(capacity, chunk.end - chunk.begin);
+    capacity = std::max(capacity, chunk.state.end - chunk.state.begin);
   }
   return capacity;
 }
@@ -63,7 +63,7 @@ UndoHeader MakeHeader(const layout::Layout& layout, int64_t num_chunks,
                       int64_t capacity, int num_moments, int num_threads) {
   UndoHeader header = {};
   header.magic = kMagic;
-  header.version = 1;
+  header.version = 2;
   header.num_moments = num_moments;
   header.num_threads = num_threads;
   header.num_chunks = num_chunks;
@@ -82,21 +82,26 @@ struct UndoLog::Record {
   std::atomic<uint64_t> word;
   int64_t chunk;
   int64_t elements;
+  std::atomic<int64_t> saved;
 };
 
-std::vector<UndoLog::Range> UndoLog::ChunksOf(const layout::Layout& layout,
+std::vector<UndoLog::Chunk> UndoLog::ChunksOf(const layout::Layout& layout,
                                               NodeRank node) {
-  std::vector<Range> chunks;
+  std::vector<Chunk> chunks;
   for (const layout::Bucket& bucket : layout.buckets()) {
     for (const layout::Chunk& chunk : bucket.shards[node.value()].chunks) {
-      chunks.push_back({chunk.state_begin, chunk.state_end});
+      chunks.push_back({{chunk.state_begin, chunk.state_end}, {}});
+      for (const layout::Piece& piece : chunk.pieces) {
+        chunks.back().pieces.push_back(
+            {piece.state_offset, piece.state_offset + piece.size()});
+      }
     }
   }
   return chunks;
 }
 
 UndoLog::UndoLog(std::unique_ptr<device::SharedBuffer> buffer,
-                 std::vector<Range> chunks, int num_moments, int num_threads)
+                 std::vector<Chunk> chunks, int num_moments, int num_threads)
     : buffer_(std::move(buffer)),
       chunks_(std::move(chunks)),
       num_moments_(num_moments),
@@ -107,7 +112,7 @@ UndoLog::UndoLog(std::unique_ptr<device::SharedBuffer> buffer,
 absl::StatusOr<std::unique_ptr<UndoLog>> UndoLog::Create(
     device::Device* device, const layout::Layout& layout, NodeRank node,
     int num_moments, int num_threads) {
-  std::vector<Range> chunks = ChunksOf(layout, node);
+  std::vector<Chunk> chunks = ChunksOf(layout, node);
   const UndoHeader header = MakeHeader(
       layout, chunks.size(), CapacityOf(chunks), num_moments, num_threads);
   ASSIGN_OR_RETURN(std::unique_ptr<device::SharedBuffer> buffer,
@@ -120,7 +125,7 @@ absl::StatusOr<std::unique_ptr<UndoLog>> UndoLog::Create(
 absl::StatusOr<std::unique_ptr<UndoLog>> UndoLog::Open(
     std::unique_ptr<device::SharedBuffer> buffer, const layout::Layout& layout,
     NodeRank node, int num_moments) {
-  std::vector<Range> chunks = ChunksOf(layout, node);
+  std::vector<Chunk> chunks = ChunksOf(layout, node);
   UndoHeader header = {};
   if (buffer->size_bytes() >= sizeof(header)) {
     std::memcpy(&header, buffer->bytes().data(), sizeof(header));
@@ -157,24 +162,27 @@ bool UndoLog::IsDone(int64_t chunk, uint64_t word) const {
   return done()[chunk].load(std::memory_order_acquire) == word;
 }
 
-void UndoLog::Save(int thread, int64_t chunk, uint64_t word,
-                   ShardState* state) {
-  const Range range = chunks_[chunk];
+void UndoLog::Begin(int thread, int64_t chunk, uint64_t word) {
+  const Range range = chunks_[chunk].state;
   Record* const open = record(thread);
-  for (int i = 0; i <= num_moments_; ++i) {
-    std::memcpy(array(thread, i), ArrayOf(state, i).data() + range.begin,
-                (range.end - range.begin) * sizeof(float));
-  }
   open->chunk = chunk;
   open->elements = range.end - range.begin;
-  // Not a plain release store: the update of the arrays may not begin before
-  // the record is valid.
-  open->word.exchange(word, std::memory_order_seq_cst);
+  open->saved.store(0, std::memory_order_relaxed);
+  kernels::StoreInOrder(&open->word, word);
+}
+
+kernels::StepUndo UndoLog::ForPiece(int thread, int64_t chunk,
+                                    int64_t state_offset) const {
+  const int64_t first = state_offset - chunks_[chunk].state.begin;
+  const auto at = [&](int index) {
+    return index <= num_moments_ ? array(thread, index) + first : nullptr;
+  };
+  return {at(0), at(1), at(2), &record(thread)->saved, first};
 }
 
 void UndoLog::Finish(int thread, int64_t chunk, uint64_t word) {
-  done()[chunk].store(word, std::memory_order_release);
-  record(thread)->word.store(0, std::memory_order_release);
+  kernels::StoreInOrder(&done()[chunk], word);
+  kernels::StoreInOrder(&record(thread)->word, uint64_t{0});
 }
 
 bool UndoLog::has_open_chunks() const {
@@ -182,6 +190,20 @@ bool UndoLog::has_open_chunks() const {
     if (record(thread)->word.load(std::memory_order_acquire) != 0) return true;
   }
   return false;
+}
+
+void UndoLog::Restore(int thread, const Chunk& chunk, ShardState* state) const {
+  const int64_t end =
+      chunk.state.begin + record(thread)->saved.load(std::memory_order_acquire);
+  for (const Range& piece : chunk.pieces) {
+    const int64_t size = std::min(piece.end, end) - piece.begin;
+    if (size <= 0) break;
+    for (int i = 0; i <= num_moments_; ++i) {
+      std::memcpy(ArrayOf(state, i).data() + piece.begin,
+                  array(thread, i) + piece.begin - chunk.state.begin,
+                  size * sizeof(float));
+    }
+  }
 }
 
 absl::StatusOr<std::vector<RestoredChunk>> UndoLog::RestoreOpenChunks(
@@ -192,21 +214,21 @@ absl::StatusOr<std::vector<RestoredChunk>> UndoLog::RestoreOpenChunks(
     const uint64_t word = open->word.load(std::memory_order_acquire);
     if (word == 0) continue;
     const int64_t chunk = open->chunk;
+    const int64_t saved = open->saved.load(std::memory_order_acquire);
     if (chunk < 0 || chunk >= num_chunks_ ||
-        open->elements != chunks_[chunk].end - chunks_[chunk].begin) {
-      return absl::DataLossError(
-          absl::StrCat("undo record ", thread, " names chunk ", chunk, " of ",
-                       open->elements, " elements: it is damaged"));
+        open->elements !=
+            chunks_[chunk].state.end - chunks_[chunk].state.begin ||
+        saved < 0 || saved > open->elements) {
+      return absl::DataLossError(absl::StrCat(
+          "undo record ", thread, " names ", saved, " of ", open->elements,
+          " elements of chunk ", chunk, ": it is damaged"));
     }
     if (!IsDone(chunk, word)) {
-      for (int i = 0; i <= num_moments_; ++i) {
-        std::memcpy(ArrayOf(state, i).data() + chunks_[chunk].begin,
-                    array(thread, i), open->elements * sizeof(float));
-      }
+      Restore(thread, chunks_[chunk], state);
       restored.push_back({chunk, Generation(proto::GenerationOf(word)),
                           Step(proto::StepOf(word))});
     }
-    open->word.store(0, std::memory_order_release);
+    kernels::StoreInOrder(&open->word, uint64_t{0});
   }
   return restored;
 }

@@ -1,7 +1,7 @@
-// What makes an update crash-safe in place: before a chunk is updated, its
-// state arrays are copied to the record of the pool thread that does it, and
+// What makes an update crash-safe in place: the step kernel copies each vector
+// of the state to the record of its pool thread before it changes it, and
 // `done` words say which chunks a step has reached. All in device memory that
-// can outlive the process. Byte format, version 1, native little-endian:
+// can outlive the process. Byte format, version 2, native little-endian:
 //
 //   0      UndoHeader (a page)
 //   4096   done[num_chunks]      sequence words (proto::SequenceWord), 0 = none
@@ -9,16 +9,21 @@
 //            0    word     the open step's sequence word; 0 = record not valid
 //            8    chunk    index over the node's chunks, in bucket order
 //            16   elements of each array, padding included
+//            24   saved    of those, from the first on: kept below (but for
+//                          padding, which nothing changes)
 //            64   arrays: master, then the moments, `capacity` floats apart
 //
-// Order of stores of one chunk, each release or stronger:
-//   copy, chunk, elements   ->  word = step   ->  arrays updated
-//                           ->  done = step   ->  word = 0
-// so that whatever the instant of death, the chunk is untouched, or its record
-// is valid and it is not done, or it is done.
+// Order of stores of one chunk:
+//   chunk, elements, saved = 0  ->  word = step
+//   again and again:  old values of a vector  ->  saved  ->  the vector changes
+//   done = step  ->  word = 0
+// so that whatever the instant of death, each element that has changed has its
+// old value in a valid record, or its chunk is done. Restoring changes nothing
+// of the record before the last element is back: it may be repeated.
 //
-// Threading: Save and Finish on pool threads, each with its own thread index
-// and chunk; everything else on the control thread while no task runs.
+// Threading: Begin, ForPiece and Finish on pool threads, each with its own
+// thread index and chunk; everything else on the control thread while no task
+// runs.
 #ifndef SERVER_OPTIMIZER_UNDO_LOG_H_
 #define SERVER_OPTIMIZER_UNDO_LOG_H_
 
@@ -29,6 +34,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kernels/step_undo.h"
 #include "server/base/ids.h"
 #include "server/device/device.h"
 #include "server/layout/layout.h"
@@ -65,7 +71,12 @@ class UndoLog {
   int64_t num_chunks() const { return num_chunks_; }
 
   bool IsDone(int64_t chunk, uint64_t word) const;
-  void Save(int thread, int64_t chunk, uint64_t word, ShardState* state);
+  // Opens the record of `thread`, empty, for this chunk and step.
+  void Begin(int thread, int64_t chunk, uint64_t word);
+  // Where the old values of the piece of that chunk at `state_offset` go.
+  // Pieces are updated in ascending order.
+  kernels::StepUndo ForPiece(int thread, int64_t chunk,
+                             int64_t state_offset) const;
   void Finish(int thread, int64_t chunk, uint64_t word);
 
   // The state was written anew: no chunk is done, no record counts.
@@ -77,18 +88,23 @@ class UndoLog {
     int64_t begin;
     int64_t end;
   };
+  struct Chunk {
+    Range state;  // in the arrays of the state
+    std::vector<Range> pieces;
+  };
 
   UndoLog(std::unique_ptr<device::SharedBuffer> buffer,
-          std::vector<Range> chunks, int num_moments, int num_threads);
+          std::vector<Chunk> chunks, int num_moments, int num_threads);
 
-  static std::vector<Range> ChunksOf(const layout::Layout& layout,
+  static std::vector<Chunk> ChunksOf(const layout::Layout& layout,
                                      NodeRank node);
   Record* record(int thread) const;
   float* array(int thread, int index) const;
+  void Restore(int thread, const Chunk& chunk, ShardState* state) const;
   std::atomic<uint64_t>* done() const;
 
   const std::unique_ptr<device::SharedBuffer> buffer_;
-  const std::vector<Range> chunks_;
+  const std::vector<Chunk> chunks_;
   const int num_moments_;
   const int num_threads_;
   const int64_t num_chunks_;

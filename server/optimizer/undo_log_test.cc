@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "gtest/gtest.h"
 #include "kernels/hyper_parameters.h"
+#include "kernels/step_undo.h"
 #include "proto/control_block.h"
 #include "server/base/sim_executor.h"
 #include "server/base/status_matchers.h"
@@ -57,6 +58,20 @@ class UndoLogTest : public testing::Test {
     std::ranges::fill(state_->moment(1), value + 0.5f);
   }
 
+  // What a step kernel has done to the record when it has kept `elements`.
+  void Keep(int thread, int64_t chunk, int64_t elements) {
+    undo_->Begin(thread, chunk, kWord);
+    const int64_t begin = 2048 * chunk;
+    const kernels::StepUndo undo = undo_->ForPiece(thread, chunk, begin);
+    std::copy_n(state_->master().data() + begin, elements, undo.master);
+    std::copy_n(state_->moment(0).data() + begin, elements, undo.m);
+    std::copy_n(state_->moment(1).data() + begin, elements, undo.v);
+    undo.saved->store(undo.first + elements);
+  }
+  void Keep(int thread, int64_t chunk) {
+    Keep(thread, chunk, chunk < 2 ? 2048 : 904);
+  }
+
   std::vector<RestoredChunk> Restore() {
     auto restored = undo_->RestoreOpenChunks(state_.get());
     EXPECT_THAT(restored, IsOk());
@@ -72,7 +87,7 @@ class UndoLogTest : public testing::Test {
 };
 
 TEST_F(UndoLogTest, RestoresAnOpenChunkAndNothingElse) {  // I20
-  undo_->Save(1, 1, kWord, state_.get());
+  Keep(1, 1);
   EXPECT_TRUE(undo_->has_open_chunks());
   FillState(7);
   EXPECT_EQ(Restore(),
@@ -87,9 +102,35 @@ TEST_F(UndoLogTest, RestoresAnOpenChunkAndNothingElse) {  // I20
   EXPECT_FALSE(undo_->IsDone(1, kWord));
 }
 
+// Death in the middle of a chunk: what was not kept was not changed.
+TEST_F(UndoLogTest, RestoresWhatWasKept) {  // I20
+  for (const int kept : {0, 1, 17, 2047}) {
+    FillState(1);
+    Keep(1, 1, kept);
+    FillState(7);
+    EXPECT_EQ(Restore(),
+              (std::vector<RestoredChunk>{{1, Generation(2), Step(9)}}));
+    for (int i = 0; i < 5000; ++i) {
+      const float expected = i >= 2048 && i < 2048 + kept ? 1 : 7;
+      ASSERT_EQ(state_->master()[i], expected) << i;
+      ASSERT_EQ(state_->moment(0)[i], expected + 0.25f) << i;
+      ASSERT_EQ(state_->moment(1)[i], expected + 0.5f) << i;
+    }
+  }
+}
+
+TEST_F(UndoLogTest, ANewRecordHoldsNothingOfTheOneBefore) {  // I13
+  Keep(1, 1);
+  undo_->Finish(1, 1, kWord);
+  FillState(7);
+  undo_->Begin(1, 0, kWord);
+  EXPECT_EQ(Restore().size(), 1u);
+  EXPECT_EQ(state_->master()[0], 7);
+}
+
 TEST_F(UndoLogTest, RestoresOneChunkPerThread) {
-  undo_->Save(0, 0, kWord, state_.get());
-  undo_->Save(2, 2, kWord, state_.get());
+  Keep(0, 0);
+  Keep(2, 2);
   FillState(7);
   EXPECT_EQ(Restore().size(), 2u);
   EXPECT_EQ(state_->master()[0], 1);
@@ -98,7 +139,7 @@ TEST_F(UndoLogTest, RestoresOneChunkPerThread) {
 }
 
 TEST_F(UndoLogTest, AFinishedChunkStays) {
-  undo_->Save(0, 0, kWord, state_.get());
+  Keep(0, 0);
   FillState(7);
   undo_->Finish(0, 0, kWord);
   EXPECT_FALSE(undo_->has_open_chunks());
@@ -168,12 +209,13 @@ class UndoFormatTest : public UndoLogTest {
 
 TEST_F(UndoFormatTest, LiesWhereTheHeaderSays) {
   ASSERT_EQ(bytes_.size(), kRecords + kThreads * kRecordBytes);
-  undo_->Save(1, 2, kWord, state_.get());
-  uint64_t record[3];
+  Keep(1, 2);
+  uint64_t record[4];
   std::memcpy(record, bytes_.data() + kRecords + kRecordBytes, sizeof(record));
   EXPECT_EQ(record[0], kWord);
   EXPECT_EQ(record[1], 2u);
   EXPECT_EQ(record[2], 912u);  // 904 elements and padding
+  EXPECT_EQ(record[3], 904u);
   float value = 0;
   std::memcpy(&value, bytes_.data() + kRecords + kRecordBytes + 64 + 2048 * 4,
               sizeof(value));
@@ -187,7 +229,7 @@ TEST_F(UndoFormatTest, LiesWhereTheHeaderSays) {
 // Death between `done = step` and `word = 0`: restoring now would lose the
 // update for ever, because the chunk counts as done.
 TEST_F(UndoFormatTest, ADoneChunkIsNotRestoredThoughItsRecordIsValid) {
-  undo_->Save(0, 0, kWord, state_.get());
+  Keep(0, 0);
   FillState(7);
   Put<uint64_t>(kDone, kWord);
   EXPECT_TRUE(Restore().empty());
@@ -195,7 +237,7 @@ TEST_F(UndoFormatTest, ADoneChunkIsNotRestoredThoughItsRecordIsValid) {
   EXPECT_FALSE(undo_->has_open_chunks());
 }
 
-// Death while the record is being written: `word` is still 0.
+// Death while the record is being opened: `word` is still 0.
 TEST_F(UndoFormatTest, AnUnfinishedRecordIsIgnored) {
   Put<uint64_t>(kRecords + 8, 1);
   Put<uint64_t>(kRecords + 16, 999);
@@ -205,7 +247,7 @@ TEST_F(UndoFormatTest, AnUnfinishedRecordIsIgnored) {
 
 TEST_F(UndoFormatTest, DamageIsDataLoss) {  // I27
   constexpr auto kDataLoss = absl::StatusCode::kDataLoss;
-  undo_->Save(0, 0, kWord, state_.get());
+  Keep(0, 0);
   Put<int64_t>(kRecords + 8, 3);
   EXPECT_THAT(undo_->RestoreOpenChunks(state_.get()), StatusIs(kDataLoss));
   Put<int64_t>(kRecords + 8, -1);
@@ -213,6 +255,11 @@ TEST_F(UndoFormatTest, DamageIsDataLoss) {  // I27
   Put<int64_t>(kRecords + 8, 0);
   Put<int64_t>(kRecords + 16, int64_t{1} << 40);
   EXPECT_THAT(undo_->RestoreOpenChunks(state_.get()), StatusIs(kDataLoss));
+  Put<int64_t>(kRecords + 16, 2048);
+  for (const int64_t saved : {int64_t{-1}, int64_t{2049}, int64_t{1} << 62}) {
+    Put<int64_t>(kRecords + 24, saved);
+    EXPECT_THAT(undo_->RestoreOpenChunks(state_.get()), StatusIs(kDataLoss));
+  }
 
   const std::vector<std::byte> good = bytes_;
   bytes_[0] ^= std::byte{1};
