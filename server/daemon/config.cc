@@ -119,6 +119,20 @@ absl::Status CheckTransport(const v1::TransportConfig& transport) {
   return CheckDuration("transport.peer_timeout", transport.peer_timeout());
 }
 
+absl::Status CheckLimits(const v1::LimitsConfig& limits) {
+  RETURN_IF_ERROR(CheckRange("limits.max_jobs", limits.max_jobs(), 1, 4096));
+  RETURN_IF_ERROR(CheckRange("limits.max_workers_per_job",
+                             limits.max_workers_per_job(), 1, 1024));
+  RETURN_IF_ERROR(
+      CheckRange("limits.max_tensors", limits.max_tensors(), 1, 100'000));
+  RETURN_IF_ERROR(CheckRange("limits.max_idle_connections",
+                             limits.max_idle_connections(), 1, 65536));
+  RETURN_IF_ERROR(CheckRange("limits.max_idle_connections_per_uid",
+                             limits.max_idle_connections_per_uid(), 1, 65536));
+  return CheckDuration("limits.idle_connection_timeout",
+                       limits.idle_connection_timeout());
+}
+
 }  // namespace
 
 v1::Config DefaultConfig() {
@@ -141,6 +155,9 @@ v1::Config DefaultConfig() {
   limits.set_max_jobs(64);
   limits.set_max_workers_per_job(1024);
   limits.set_max_tensors(100'000);
+  limits.set_max_idle_connections(1024);
+  limits.set_max_idle_connections_per_uid(256);
+  limits.set_idle_connection_timeout("30s");
   config.mutable_jobs()->set_hold("10m");
   config.mutable_jobs()->set_join_timeout("10m");
   config.mutable_security();
@@ -182,12 +199,7 @@ absl::Status CheckConfig(const v1::Config& config) {
       "compute.bucket_bytes", compute.bucket_bytes(), 8 << 10, 1 << 30));
   RETURN_IF_ERROR(CheckRange("compute.buckets_in_flight",
                              compute.buckets_in_flight(), 1, 4096));
-  const v1::LimitsConfig& limits = config.limits();
-  RETURN_IF_ERROR(CheckRange("limits.max_jobs", limits.max_jobs(), 1, 4096));
-  RETURN_IF_ERROR(CheckRange("limits.max_workers_per_job",
-                             limits.max_workers_per_job(), 1, 1024));
-  RETURN_IF_ERROR(
-      CheckRange("limits.max_tensors", limits.max_tensors(), 1, 100'000));
+  RETURN_IF_ERROR(CheckLimits(config.limits()));
   RETURN_IF_ERROR(CheckDuration("jobs.hold", config.jobs().hold()));
   RETURN_IF_ERROR(
       CheckDuration("jobs.join_timeout", config.jobs().join_timeout()));

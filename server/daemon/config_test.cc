@@ -101,11 +101,13 @@ TEST(ConfigTest, OverridesComeLastAndAreStrict) {
 TEST(ConfigTest, BoundsAreChecked) {
   for (const char* bad :
        {"compute.threads=-1", "compute.chunk_bytes=1", "limits.max_jobs=0",
-        "compute.bucket_bytes=1TiB", "jobs.hold=0s", "jobs.hold=inf",
-        "jobs.join_timeout=fast", "log.level=loud", "listen.http=7471",
-        "listen.health=a:99999", "listen.workers=/run/x",
-        "listen.workers=unix://relative", "listen.admin=0.0.0.0:7473",
-        "listen.peer=7470", "node.coordinator=a"}) {
+        "limits.max_idle_connections=0", "limits.idle_connection_timeout=0s",
+        "limits.max_idle_connections_per_uid=-1", "compute.bucket_bytes=1TiB",
+        "jobs.hold=0s", "jobs.hold=inf", "jobs.join_timeout=fast",
+        "log.level=loud", "listen.http=7471", "listen.health=a:99999",
+        "listen.workers=/run/x", "listen.workers=unix://relative",
+        "listen.admin=0.0.0.0:7473", "listen.peer=7470",
+        "node.coordinator=a"}) {
     EXPECT_THAT(LoadConfig("", {bad}), StatusIs(kInvalid)) << bad;
   }
   EXPECT_THAT(

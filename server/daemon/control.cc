@@ -74,6 +74,8 @@ void Control::RefreshMetrics() {
     }
     parts_.metrics->gauge(Family::kJobs, {state})->Set(count);
   }
+  parts_.metrics->gauge(Family::kIdleConnections)
+      ->Set(parts_.node->sessions().num_idle_connections());
   for (const auto& series : parts_.metrics->jobs()) {
     const session::LocalJob* const job =
         parts_.node->sessions().Find(series->job_id());

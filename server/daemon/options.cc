@@ -40,6 +40,11 @@ session::Options SessionOptions(const v1::Config& config) {
   options.limits.max_tensors = config.limits().max_tensors();
   options.limits.max_job_bytes = config.limits().max_job_bytes();
   options.limits.max_total_bytes = MaxTotalBytes(config);
+  options.idle.max_total = config.limits().max_idle_connections();
+  options.idle.max_per_uid = config.limits().max_idle_connections_per_uid();
+  options.idle.timeout =
+      ParseDuration(config.limits().idle_connection_timeout())
+          .value_or(absl::Seconds(30));
   options.default_hold = Hold(config);
   options.join_timeout = JoinTimeout(config);
   options.default_bucket_bytes = config.compute().bucket_bytes();

@@ -1,5 +1,7 @@
 #include "server/daemon/worker_door.h"
 
+#include <fcntl.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <fstream>
@@ -16,6 +18,8 @@ namespace ballast::daemon {
 namespace {
 
 constexpr std::string_view kUnixPrefix = "unix://";
+
+void HangUp(base::UniqueFd control) { shutdown(control.get(), SHUT_RDWR); }
 
 }  // namespace
 
@@ -79,8 +83,22 @@ absl::StatusOr<std::unique_ptr<WorkerDoor>> WorkerDoor::Open(
 
 void WorkerDoor::OnWorker(std::unique_ptr<ipc::WorkerLink> link,
                           base::UniqueFd control_fd) {
+  // gRPC owns its descriptor and never gives it up by itself: this one hangs
+  // the connection up when the lease is over.
+  base::UniqueFd control(fcntl(control_fd.get(), F_DUPFD_CLOEXEC, 0));
+  if (!control) {
+    return OnRefused(link->peer(),
+                     absl::ResourceExhaustedError("no descriptor is left"));
+  }
   session::HandleLink::Connect(
-      std::move(link), Incarnation(parts_.random->Next()), parts_.sessions);
+      std::move(link), Incarnation(parts_.random->Next()), parts_.sessions,
+      [loop = parts_.loop,
+       control = std::move(control)](absl::Duration grace) mutable {
+        if (grace == absl::ZeroDuration()) return HangUp(std::move(control));
+        loop->PostAfter(grace, [control = std::move(control)]() mutable {
+          HangUp(std::move(control));
+        });
+      });
   parts_.server->AddConnection(std::move(control_fd));
 }
 

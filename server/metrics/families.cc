@@ -97,8 +97,8 @@ const std::vector<FamilyInfo>& Table() {
        .labels = {{"direction", {"pushed", "published"}}}},
       {.family = Family::kExchangeDuration,
        .name = "ballast_exchange_duration_seconds",
-       .help = "Time of one bucket between nodes, from ready here to all of "
-               "it moved, by phase.",
+       .help = "Time of one batch of a bucket (all of a small one) between "
+               "nodes, from ready here to all of it moved, by phase.",
        .kind = Kind::kHistogram,
        .is_per_job = true,
        .labels = {{"phase", {"reduce", "publish"}}},
@@ -139,6 +139,16 @@ const std::vector<FamilyInfo>& Table() {
        .kind = Kind::kCounter,
        .labels = {{"cause",
                    {"peer_exit", "peer_closed", "protocol", "revoked"}}}},
+      {.family = Family::kIdleConnections,
+       .name = "ballast_idle_connections",
+       .help = "Connections of workers that are attached to no job.",
+       .kind = Kind::kGauge},
+      {.family = Family::kIdleConnectionsClosed,
+       .name = "ballast_idle_connections_closed_total",
+       .help = "Connections closed because they were attached to no job for "
+               "too long, or were too many.",
+       .kind = Kind::kCounter,
+       .labels = {{"cause", {"timeout", "limit"}}}},
   };
   return table;
 }

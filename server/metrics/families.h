@@ -36,6 +36,8 @@ enum class Family {
   kMembershipGeneration,
   kSharedBufferBytes,
   kLeasesReaped,
+  kIdleConnections,
+  kIdleConnectionsClosed,
   kNumFamilies,
 };
 

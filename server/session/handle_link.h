@@ -1,7 +1,7 @@
 // A worker's connection for the sessions, over its handle socket: hands out
 // segments one way, doorbells and the end the other.
 //
-//   HandleLink::Connect(std::move(ipc_link), incarnation, &sessions);
+//   HandleLink::Connect(std::move(ipc_link), incarnation, &sessions, end);
 //
 // Threading: control thread only. Owns the ipc link; the sessions own this.
 #ifndef SERVER_SESSION_HANDLE_LINK_H_
@@ -9,7 +9,9 @@
 
 #include <memory>
 
+#include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "server/ipc/worker_link.h"
 #include "server/session/session.h"
 #include "server/session/sessions.h"
@@ -18,9 +20,16 @@ namespace ballast::session {
 
 class HandleLink final : public WorkerLink, public ipc::WorkerLinkObserver {
  public:
-  // Introduces the worker to the sessions, which keep the link.
+  // The lease is over: nothing more may come in by the connection that gRPC
+  // has of this worker. Within `grace` the last answer may still go out.
+  using EndControl = absl::AnyInvocable<void(absl::Duration grace) &&>;
+
+  // Introduces the worker to the sessions, which keep the link. `end` is
+  // called once, when they let go of it.
   static void Connect(std::unique_ptr<ipc::WorkerLink> link,
-                      Incarnation incarnation, Sessions* sessions);
+                      Incarnation incarnation, Sessions* sessions,
+                      EndControl end);
+  ~HandleLink() override;
 
   const WorkerIdentity& identity() const override { return identity_; }
   absl::Status SendSegment(proto::SegmentKind kind,
@@ -33,13 +42,16 @@ class HandleLink final : public WorkerLink, public ipc::WorkerLinkObserver {
 
  private:
   HandleLink(std::unique_ptr<ipc::WorkerLink> link, Incarnation incarnation,
-             Sessions* sessions);
+             Sessions* sessions, EndControl end);
 
   const WorkerIdentity identity_;
   const Sessions::Key key_;
   Sessions* const sessions_;
   Sessions::Connection* connection_ = nullptr;
   const std::unique_ptr<ipc::WorkerLink> link_;
+  EndControl end_;
+  bool has_segments_ = false;
+  bool is_lost_ = false;
 };
 
 }  // namespace ballast::session

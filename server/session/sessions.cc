@@ -47,6 +47,10 @@ Sessions::Sessions(Options options, device::Device* device,
       device_(device),
       executor_(executor),
       host_(host),
+      idle_(options_.idle, executor,
+            [this](const Key& key, const absl::Status& why) {
+              OnIdleTooLong(key, why);
+            }),
       alive_(std::make_shared<bool>(true)) {}
 
 Sessions::~Sessions() {
@@ -71,8 +75,22 @@ Sessions::Connection* Sessions::OnConnected(Key key,
   auto connection = std::make_unique<Connection>();
   connection->link = std::move(link);
   Connection* const result = connection.get();
-  connections_[std::move(key)] = std::move(connection);
+  connections_[key] = std::move(connection);
+  idle_.Add(key, result->link->identity().uid);
   return result;
+}
+
+void Sessions::OnIdleTooLong(const Key& key, const absl::Status& why) {
+  const auto it = connections_.find(key);
+  if (it == connections_.end()) return;
+  const std::unique_ptr<Connection> connection = std::move(it->second);
+  connections_.erase(it);
+  if (options_.metrics != nullptr) {
+    const char* cause = absl::IsDeadlineExceeded(why) ? "timeout" : "limit";
+    options_.metrics->counter(Family::kIdleConnectionsClosed, {cause})
+        ->Increment();
+  }
+  connection->link->Close(why);
 }
 
 void Sessions::OnDoorbell(Connection* connection) {
@@ -90,6 +108,7 @@ void Sessions::OnDisconnected(const Key& key, const absl::Status& why) {
   if (it == connections_.end()) return;
   const std::unique_ptr<Connection> connection = std::move(it->second);
   connections_.erase(it);
+  idle_.Remove(key);
   executor_->Cancel(connection->begin_timer);
   if (options_.metrics != nullptr && connection->job != nullptr) {
     options_.metrics->counter(Family::kLeasesReaped, {ReapCause(why)})
@@ -137,7 +156,7 @@ absl::StatusOr<AttachReply> Sessions::Attach(const Key& key,
   }
   RETURN_IF_ERROR(CheckRequest(request));
   if (const auto it = jobs_.find(request.job.name); it != jobs_.end()) {
-    return AttachTo(it->second.get(), connection, request);
+    return AttachTo(it->second.get(), key, connection, request);
   }
   if (request.resume == Resume::kMust) {
     return absl::FailedPreconditionError(
@@ -146,7 +165,7 @@ absl::StatusOr<AttachReply> Sessions::Attach(const Key& key,
   }
   ASSIGN_OR_RETURN(Job * job,
                    CreateJob(request, connection->link->identity().uid));
-  auto reply = AttachTo(job, connection, request);
+  auto reply = AttachTo(job, key, connection, request);
   if (!reply.ok()) End(job, reply.status());
   return reply;
 }
@@ -201,13 +220,15 @@ absl::Status Sessions::CheckMember(const Job& job, const Connection& connection,
   return absl::OkStatus();
 }
 
-absl::StatusOr<AttachReply> Sessions::AttachTo(Job* job, Connection* connection,
+absl::StatusOr<AttachReply> Sessions::AttachTo(Job* job, const Key& key,
+                                               Connection* connection,
                                                const AttachRequest& request) {
   RETURN_IF_ERROR(CheckMember(*job, *connection, request));
   ASSIGN_OR_RETURN(
       const AttachReply reply,
       job->local->Attach(request.placement.local_rank, connection->link.get(),
                          request.has_initial_values));
+  idle_.Remove(key);
   connection->job = job;
   connection->rank = request.placement.local_rank;
   ++attaches_;
@@ -325,6 +346,9 @@ void Sessions::OnBeginTimer(const Key& key) {
 absl::Status Sessions::Detach(const Key& key) {
   ASSIGN_OR_RETURN(Connection * connection, LookupAttached(key));
   Leave(connection, absl::CancelledError("the worker detached"));
+  if (connections_.contains(key)) {
+    idle_.Add(key, connection->link->identity().uid);
+  }
   return absl::OkStatus();
 }
 
@@ -441,11 +465,17 @@ void Sessions::ReleaseConnections(Job* job, const absl::Status& why) {
     Connection* const connection = connections_[key].get();
     connection->job = nullptr;
     job->local->OnLinkGone(connection->rank, why);
-    // After a Close the connection stays: its reply is still on the way.
     if (why.ok()) continue;
     executor_->Cancel(connection->begin_timer);
     connection->link->Close(why);
     connections_.erase(key);
+  }
+  if (!why.ok()) return;
+  // After a Close the connection stays: its reply is still on the way.
+  for (const Key& key : leaving) {
+    const auto it = connections_.find(key);
+    if (it == connections_.end()) continue;
+    idle_.Add(key, it->second->link->identity().uid);
   }
 }
 

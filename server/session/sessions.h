@@ -24,6 +24,7 @@
 #include "server/base/executor.h"
 #include "server/device/device.h"
 #include "server/metrics/metrics.h"
+#include "server/session/idle_connections.h"
 #include "server/session/job_spec.h"
 #include "server/session/limits.h"
 #include "server/session/local_job.h"
@@ -48,6 +49,7 @@ class JobHost {
 
 struct Options {
   Limits limits;
+  IdleConnections::Options idle;
   absl::Duration default_hold = absl::Minutes(10);
   absl::Duration join_timeout = absl::Minutes(10);
   uint64_t default_bucket_bytes = 4 << 20;
@@ -106,6 +108,7 @@ class Sessions {
   std::vector<LocalJob*> jobs() const;          // by name; ending ones too
   LocalJob* Find(std::string_view name) const;  // null: none
   int num_connections() const { return connections_.size(); }
+  int num_idle_connections() const { return idle_.size(); }
   uint64_t attaches() const { return attaches_; }
   uint64_t bytes() const;  // by the formula, of all jobs
 
@@ -124,12 +127,14 @@ class Sessions {
   absl::Status CheckRequest(const AttachRequest& request) const;
   absl::Status CheckMember(const Job& job, const Connection& connection,
                            const AttachRequest& request) const;
-  absl::StatusOr<AttachReply> AttachTo(Job* job, Connection* connection,
+  absl::StatusOr<AttachReply> AttachTo(Job* job, const Key& key,
+                                       Connection* connection,
                                        const AttachRequest& request);
   absl::StatusOr<layout::Layout> MakeLayout(const AttachRequest& request) const;
   absl::Status CheckRoom(uint64_t size_bytes, const std::string& name) const;
   absl::StatusOr<Job*> CreateJob(const AttachRequest& request, uint32_t uid);
   void OnBeginTimer(const Key& key);
+  void OnIdleTooLong(const Key& key, const absl::Status& why);
   void Leave(Connection* connection, const absl::Status& why);
   void EndIfAbandoned(Job* job, const absl::Status& why);
   void ArmTimer(Job* job, absl::Duration delay);
@@ -149,6 +154,7 @@ class Sessions {
   absl::btree_map<std::string, std::unique_ptr<Job>> jobs_;  // by name
   // Ordered, so that a job's end reaches its workers in one order.
   absl::btree_map<Key, std::unique_ptr<Connection>> connections_;
+  IdleConnections idle_;  // of connections_, those without a job
   uint64_t attaches_ = 0;
   std::shared_ptr<bool> alive_;  // weak in callbacks that may outlive this
 };

@@ -73,7 +73,7 @@ TEST_F(SessionsTest, TwoWorkersRunAndCloseAJob) {
   ASSERT_THAT(sessions_.Close("job/1"), IsOk());
   ASSERT_THAT(host_.ended, SizeIs(1));
   EXPECT_THAT(host_.ended["job"], IsOk());
-  executor_.RunUntilIdle();
+  executor_.RunFor(absl::Seconds(1));
   EXPECT_THAT(sessions_.jobs(), IsEmpty());
   EXPECT_EQ(sessions_.bytes(), 0);
   EXPECT_EQ(device_.shared_bytes_in_use(), 0);  // I28
@@ -241,6 +241,58 @@ TEST_F(SessionsTest, DrainRefusesNewWorkersAndTellsTheOthers) {
   EXPECT_STREQ(processes_["job/0"].daemon()->failure_text,
                "daemon is draining");
   EXPECT_TRUE(processes_["job/0"].is_closed);
+}
+
+Options FewIdle() {
+  Options options;
+  options.idle = {
+      .max_total = 3, .max_per_uid = 2, .timeout = absl::Seconds(30)};
+  return options;
+}
+
+class IdleSessionsTest : public SessionsTest {
+ protected:
+  IdleSessionsTest() : SessionsTest(FewIdle()) {}
+};
+
+TEST_F(IdleSessionsTest, WhoNeverAttachesMakesRoomForWhoDoes) {  // I26
+  for (int i = 0; i < 20; ++i) {
+    Connect("idle/" + std::to_string(i));
+    EXPECT_LE(sessions_.num_connections(), 3);
+  }
+  EXPECT_TRUE(processes_["idle/0"].is_closed);
+  EXPECT_THAT(Attach("idle/0", SmallRequest("job", 0, 1)),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "lease"));
+  Run("job", 2);  // of the same uid
+  EXPECT_FALSE(processes_["job/0"].is_closed);
+  for (int i = 20; i < 40; ++i) Connect("idle/" + std::to_string(i));
+  executor_.RunFor(absl::Minutes(5));
+  EXPECT_EQ(sessions_.num_idle_connections(), 0);
+  EXPECT_EQ(sessions_.num_connections(), 2);
+  EXPECT_FALSE(processes_["job/0"].is_closed);
+  EXPECT_THAT(host_.ended, IsEmpty());
+}
+
+TEST_F(IdleSessionsTest, AClosedWorkersConnectionIsIdleAgain) {  // I28
+  Run("a", 1);
+  ASSERT_THAT(sessions_.Close("a/0"), IsOk());
+  Run("b", 2);
+  ASSERT_THAT(sessions_.Detach("b/0"), IsOk());
+  EXPECT_EQ(sessions_.num_idle_connections(), 2);
+  executor_.RunFor(absl::Minutes(1));
+  EXPECT_TRUE(processes_["a/0"].is_closed);
+  EXPECT_TRUE(processes_["b/0"].is_closed);
+  EXPECT_EQ(sessions_.num_connections(), 1);
+  EXPECT_FALSE(processes_["b/1"].is_closed);
+}
+
+TEST_F(IdleSessionsTest, AJobsEndMayExceedTheBounds) {
+  Run("job", 4);
+  for (int i = 0; i < 4; ++i) {
+    ASSERT_THAT(sessions_.Close("job/" + std::to_string(i)), IsOk());
+  }
+  EXPECT_EQ(sessions_.num_idle_connections(), 2);
+  EXPECT_EQ(sessions_.num_connections(), 2);
 }
 
 Options Bounded() {

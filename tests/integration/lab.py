@@ -126,6 +126,10 @@ class Daemon:
     def stop(self):
         self.launcher.stop()
 
+    def fds(self):
+        """How many descriptors the daemon holds."""
+        return len(os.listdir("/proc/%d/fd" % self.pid))
+
     def memfds(self):
         """How many memfds the daemon holds: segments of jobs."""
         count = 0
