@@ -39,6 +39,13 @@ bool IsValid(const CodecSpec& spec);
 uint64_t PackSpec(const CodecSpec& spec);
 bool UnpackSpec(uint64_t wire, CodecSpec* spec);
 
+// Elements of a Hadamard group in a block of `count` (FORMAT.md 4): the
+// largest power of two that divides it, at most 32.
+constexpr int HadamardGroup(int count) {
+  const int divisor = count & -count;
+  return divisor < kHadamardElements ? divisor : kHadamardElements;
+}
+
 // A run is `count` elements of one tensor that start at a cell boundary:
 //
 //   | scales, fp32, one per block | 0… to 16 | codes, packed | 0… to 16 |

@@ -26,7 +26,6 @@ using D = hn::CappedTag<float, 16>;
 using V = hn::Vec<D>;
 constexpr int kLanes = hn::MaxLanes(D());
 constexpr int kGroupVectors = kHadamardElements / kLanes;
-constexpr float kTailFactor = 4.0f;   // behind the last whole group
 constexpr int kUnpackElements = 128;  // a vector unpacks at most this many
 
 // 4-bit codes to whole bytes, for counts that are multiples of 32. Reads and
@@ -125,24 +124,27 @@ void DecodeCell(const CodecSpec& spec, bool rotate, int count,
   }
 }
 
-// The last cell of a tensor: from a padded copy, and without rotation behind
-// the last whole group.
+// The last cell of a tensor: from a padded copy, and its last block, where
+// that is not made of whole groups of 32, by way of another.
 template <class Sink>
 void DecodeShortCell(const CodecSpec& spec, int count, const uint8_t* scales,
                      const uint8_t* packed, float* out) {
   HWY_ALIGN uint8_t padded[kCellElements + kUnpackElements] = {};
   std::memcpy(padded, packed, (count * spec.bits + 7) / 8);
   const bool rotate = spec.hadamard != 0;
-  const int whole = count / kHadamardElements * kHadamardElements;
+  const int size = count % spec.block;  // of a last, short block
+  const int whole = size % kHadamardElements == 0 ? count : count - size;
   DecodeCell<Sink>(spec, rotate, whole, scales, padded, out);
   if (whole == count) return;
-  HWY_ALIGN float tail[kHadamardElements];
-  DecodeCell<Put>(spec, false, kHadamardElements,
+  HWY_ALIGN float last[kCellElements];
+  DecodeCell<Put>(spec, false,
+                  (size + kHadamardElements - 1) & -kHadamardElements,
                   scales + whole / spec.block * sizeof(float),
-                  padded + whole * spec.bits / 8, tail);
-  for (int i = whole; i < count; ++i) {
-    const float value = tail[i - whole];
-    Sink::Write(rotate ? value * (1.0f / kTailFactor) : value, out + i);
+                  padded + whole * spec.bits / 8, last);
+  if (rotate) RotateBlock(D(), size, last);
+  const float factor = 1.0f / static_cast<float>(HadamardGroup(size));
+  for (int i = 0; i < size; ++i) {
+    Sink::Write(rotate ? last[i] * factor : last[i], out + whole + i);
   }
 }
 

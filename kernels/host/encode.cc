@@ -33,8 +33,7 @@ constexpr int kGroupVectors = kHadamardElements / kLanes;
 constexpr uint32_t kTinyBits = 0x03800000u;      // 2^-120
 constexpr uint32_t kInfinityBits = 0x7f800000u;  // and NaN above it
 constexpr uint32_t kNaNScale = 0x7fc00000u;
-constexpr float kTailFactor = 4.0f;  // behind the last whole group
-constexpr int kPackElements = 128;   // a vector packs at most this many codes
+constexpr int kPackElements = 128;  // a vector packs at most this many codes
 
 // Counts below are multiples of 32 (blocks are; a short cell is padded with
 // zeros, which change neither absmax nor another element's code).
@@ -177,19 +176,19 @@ void EncodeCell(const CodecSpec& spec, const float* x, int count,
   if (spec.bits == 2) Pack2(local, count, codes_out);
 }
 
-// The last cell of a tensor: a copy, rotated here because the elements behind
-// its last whole group are not, and padded with zeros to whole groups.
+// The last cell of a tensor: a copy, padded with zeros to whole vectors and
+// rotated here, because the groups of its last block may be smaller.
 void EncodeShortCell(const CodecSpec& spec, const float* x, int count,
                      uint8_t* scales_out, uint8_t* codes_out) {
   HWY_ALIGN float padded[kCellElements] = {};
   HWY_ALIGN uint8_t codes[kCellElements + kPackElements];
   std::copy_n(x, count, padded);
-  const int whole = count / kHadamardElements * kHadamardElements;
   if (spec.hadamard != 0) {
-    LargestMagnitude<true>(padded, whole, padded);
-    for (int i = whole; i < count; ++i) padded[i] *= kTailFactor;
+    for (int i = 0; i < count; i += spec.block) {
+      RotateBlock(D(), std::min(spec.block, count - i), padded + i);
+    }
   }
-  const int end = whole < count ? whole + kHadamardElements : whole;
+  const int end = (count + kHadamardElements - 1) & -kHadamardElements;
   EncodeCell<false>(spec, padded, end, scales_out, codes);
   std::memcpy(codes_out, codes, (count * spec.bits + 7) / 8);
 }

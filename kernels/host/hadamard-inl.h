@@ -1,4 +1,5 @@
-// The rotation of FORMAT.md 4 on one group of 32 elements in registers.
+// The rotation of FORMAT.md 4 on 32 elements in registers: one group, or the
+// smaller ones of a short block.
 // Compiled once per target: see the toggle.
 #include "hwy/highway.h"
 #include "kernels/codec.h"
@@ -54,14 +55,50 @@ HWY_INLINE void RotateStage(D d, V* group) {
   }
 }
 
-// `group` is 32 elements in ascending order.
-template <class D, class V>
+// `group` is 32 elements in ascending order: groups of kGroup.
+template <int kGroup = kHadamardElements, class D, class V>
 HWY_INLINE void Rotate(D d, V* group) {
-  RotateStage<1>(d, group);
-  RotateStage<2>(d, group);
-  RotateStage<4>(d, group);
-  RotateStage<8>(d, group);
-  RotateStage<16>(d, group);
+  if constexpr (kGroup > 1) RotateStage<1>(d, group);
+  if constexpr (kGroup > 2) RotateStage<2>(d, group);
+  if constexpr (kGroup > 4) RotateStage<4>(d, group);
+  if constexpr (kGroup > 8) RotateStage<8>(d, group);
+  if constexpr (kGroup > 16) RotateStage<16>(d, group);
+}
+
+template <int kGroup, class D>
+void RotateGroups(D d, int count, float* x) {
+  constexpr int kLanes = hwy::HWY_NAMESPACE::MaxLanes(D());
+  constexpr int kVectors = kHadamardElements / kLanes;
+  for (int i = 0; i < count; i += kHadamardElements) {
+    hwy::HWY_NAMESPACE::Vec<D> group[kVectors];
+    HWY_UNROLL(8) for (int k = 0; k < kVectors; ++k) {
+      group[k] = hwy::HWY_NAMESPACE::LoadU(d, x + i + k * kLanes);
+    }
+    Rotate<kGroup>(d, group);
+    HWY_UNROLL(8) for (int k = 0; k < kVectors; ++k) {
+      hwy::HWY_NAMESPACE::StoreU(group[k], d, x + i + k * kLanes);
+    }
+  }
+}
+
+// A block of `count` elements in groups of what divides it, in place. Reads
+// and writes to the next multiple of 32; what is there stays apart.
+template <class D>
+void RotateBlock(D d, int count, float* x) {
+  switch (HadamardGroup(count)) {
+    case 32:
+      return RotateGroups<32>(d, count, x);
+    case 16:
+      return RotateGroups<16>(d, count, x);
+    case 8:
+      return RotateGroups<8>(d, count, x);
+    case 4:
+      return RotateGroups<4>(d, count, x);
+    case 2:
+      return RotateGroups<2>(d, count, x);
+    default:
+      return;
+  }
 }
 
 }  // namespace HWY_NAMESPACE

@@ -13,9 +13,6 @@ namespace {
 constexpr uint32_t kTinyBits = 0x03800000u;      // 2^-120
 constexpr uint32_t kInfinityBits = 0x7f800000u;  // and NaN above it
 constexpr uint32_t kNaNScale = 0x7fc00000u;
-// Elements behind the last whole Hadamard group are only brought to the size
-// of the rotated ones: 4 is the power of two below sqrt(32).
-constexpr float kTailFactor = 4.0f;
 
 struct Limits {
   float divisor;  // scale = absmax / divisor
@@ -29,10 +26,10 @@ Limits LimitsOf(const CodecSpec& spec) {
   return {half, -half, half - 1};
 }
 
-// Unnormalised Walsh-Hadamard transform of 32 elements, strides ascending.
-void Rotate(float* x) {
-  for (int stride = 1; stride < kHadamardElements; stride *= 2) {
-    for (int i = 0; i < kHadamardElements; ++i) {
+// Unnormalised Walsh-Hadamard transform of groups, strides ascending.
+void Rotate(int group, int count, float* x) {
+  for (int stride = 1; stride < group; stride *= 2) {
+    for (int i = 0; i < count; ++i) {
       if ((i & stride) != 0) continue;
       const float a = x[i];
       const float b = x[i + stride];
@@ -42,17 +39,10 @@ void Rotate(float* x) {
   }
 }
 
-void RotateCell(int count, float* x) {
-  const int whole = count / kHadamardElements * kHadamardElements;
-  for (int i = 0; i < whole; i += kHadamardElements) Rotate(x + i);
-  for (int i = whole; i < count; ++i) x[i] *= kTailFactor;
-}
-
-void RotateCellBack(int count, float* x) {
-  const int whole = count / kHadamardElements * kHadamardElements;
-  for (int i = 0; i < whole; i += kHadamardElements) Rotate(x + i);
-  for (int i = 0; i < whole; ++i) x[i] *= 1.0f / kHadamardElements;
-  for (int i = whole; i < count; ++i) x[i] *= 1.0f / kTailFactor;
+void RotateBack(int group, int count, float* x) {
+  Rotate(group, count, x);
+  const float factor = 1.0f / static_cast<float>(group);
+  for (int i = 0; i < count; ++i) x[i] *= factor;
 }
 
 // Ties to even, for |y| < 2^22: the sum has no bits below 1.
@@ -74,9 +64,10 @@ uint32_t LargestMagnitudeBits(const float* x, int count) {
 }
 
 // Codes of x[0, count), the elements from `index` on of their cell; returns
-// the block's scale.
+// the block's scale. Rotates x.
 float EncodeBlock(const CodecSpec& spec, uint64_t cell_key, int index,
-                  int count, const float* x, int8_t* codes) {
+                  int count, float* x, int8_t* codes) {
+  if (spec.hadamard != 0) Rotate(HadamardGroup(count), count, x);
   const uint32_t largest = LargestMagnitudeBits(x, count);
   if (largest < kTinyBits || largest >= kInfinityBits) {
     std::fill_n(codes, count, int8_t{0});
@@ -128,8 +119,9 @@ void DecodeCell(const CodecSpec& spec, int count, const uint8_t* scales,
     for (int i = begin; i < end; ++i) {
       values[i] = static_cast<float>(CodeAt(spec.bits, codes, i)) * scale;
     }
+    if (spec.hadamard == 0) continue;
+    RotateBack(HadamardGroup(end - begin), end - begin, values + begin);
   }
-  if (spec.hadamard != 0) RotateCellBack(count, values);
 }
 
 template <typename Sink>
@@ -159,7 +151,6 @@ void Encode(const CodecSpec& spec, uint64_t key, int64_t first, int64_t count,
     const auto size = static_cast<int>(std::min(kCellElements, count - begin));
     const uint64_t cell_key = CellKey(key, (first + begin) / kCellElements);
     std::copy_n(in + begin, size, values);
-    if (spec.hadamard != 0) RotateCell(size, values);
     for (int i = 0; i < size; i += spec.block) {
       const float scale =
           EncodeBlock(spec, cell_key, i, std::min(spec.block, size - i),

@@ -5,9 +5,11 @@
 #include <cstring>
 #include <limits>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "kernels/codec.h"
 #include "kernels/float_formats.h"
 #include "kernels/stochastic.h"
 
@@ -296,15 +298,101 @@ TEST(BlockCodecTest, HadamardSpreadsAnOutlier) {
   EXPECT_LT(RelativeError(x, RoundTrip(spec, x)), 0.8 * plain);
 }
 
-// The short tail is scaled, so that rotated neighbours do not drown it.
-TEST(BlockCodecTest, HadamardTailSurvivesBesideRotatedElements) {
-  const Vector x = Normal(64 + 31, 7);
-  CodecSpec spec;
-  spec.hadamard = 32;
-  const Vector y = RoundTrip(spec, x);
-  const Vector tail_x(x.begin() + 64, x.end());
-  const Vector tail_y(y.begin() + 64, y.end());
-  EXPECT_LT(RelativeError(tail_x, tail_y), 0.25);
+// The example of FORMAT.md, section 4: a short block has smaller groups.
+TEST(BlockCodecTest, ShortBlocksHaveTheGroupsThatDivideThem) {
+  Vector x(128, 0.0f);
+  for (int i = 1; i <= 6; ++i) x.push_back(static_cast<float>(i));
+  CodecSpec spec{8, 128, Range::kSym, 32, Rounding::kNearest};
+  const Bytes encoded = EncodeAt(spec, 0, x);
+  spec.hadamard = 0;  // reads the rotated values themselves
+  const Vector rotated = DecodeAll(spec, 134, encoded);
+  const float expected[] = {3, -1, 7, -1, 11, -1};
+  for (int i = 0; i < 6; ++i) {
+    EXPECT_NEAR(rotated[128 + i], expected[i], 0.51 * 11 / 127);
+  }
+  for (const auto& [count, group] : {std::pair{1, 1},
+                                     {7, 1},
+                                     {54, 2},
+                                     {100, 4},
+                                     {24, 8},
+                                     {48, 16},
+                                     {32, 32},
+                                     {96, 32},
+                                     {128, 32},
+                                     {2048, 32}}) {
+    EXPECT_EQ(HadamardGroup(count), group) << count;
+  }
+}
+
+// I6: whatever the length.
+TEST(BlockCodecTest, HadamardKeepsConstantsOfEveryLength) {
+  for (const CodecSpec& spec :
+       {CodecSpec{4, 128, Range::kSym, 32, Rounding::kNearest},
+        CodecSpec{8, 256, Range::kSym, 32, Rounding::kNearest},
+        CodecSpec{2, 2048, Range::kSym, 32, Rounding::kStochastic}}) {
+    for (const float c : {1.0f, -3.7e-20f}) {
+      for (int64_t count = 1; count <= 2049; ++count) {
+        for (const float y : RoundTrip(spec, Vector(count, c))) {
+          ASSERT_NEAR(y / c, 1, 2e-6) << count;
+        }
+      }
+    }
+  }
+}
+
+// Negative control: groups of 32 and single elements brought to about their
+// size, in one block.
+TEST(BlockCodecTest, GroupsOfTwoSizesLoseConstants) {
+  Vector rotated(32 + 13, 0.0f);
+  rotated[0] = 32;
+  std::fill(rotated.begin() + 32, rotated.end(), 4.0f);
+  const Vector y = RoundTrip({}, rotated);
+  EXPECT_FLOAT_EQ(y[0], 32);
+  EXPECT_GT(std::fabs(y[40] / 4 - 1), 0.1);
+}
+
+// I11: the mean over a group of errors that are each at most half a step.
+TEST(BlockCodecTest, HadamardErrorIsBounded) {
+  std::mt19937 random(14);
+  for (CodecSpec spec : AllSpecs()) {
+    if (spec.hadamard == 0 || spec.range != Range::kSym) continue;
+    const double bound =
+        (spec.rounding == Rounding::kNearest ? 0.5 : 1) + kExcess;
+    for (const int count : {1, 31, 54, 100, 152, 176, 2041, 2048}) {
+      Vector x = Normal(count, random());
+      x[count / 2] *= 20;
+      const Bytes encoded = EncodeAt(spec, 0, x);
+      const Vector y = DecodeAll(spec, count, encoded);
+      for (int i = 0; i < count; ++i) {
+        const double step = ScaleAt(encoded, i / spec.block);
+        ASSERT_LE(std::fabs(static_cast<double>(x[i]) - y[i]), bound * step)
+            << spec.bits << " bits, element " << i << " of " << count;
+      }
+    }
+  }
+}
+
+// The last, short block is as good as it is without rotation, and as a whole
+// one.
+TEST(BlockCodecTest, HadamardTailsAreAsGoodAsWholeBlocks) {
+  CodecSpec plain;
+  CodecSpec rotated;
+  rotated.hadamard = 32;
+  const Vector whole = Normal(128 * 400, 7);
+  const double whole_error = RelativeError(whole, RoundTrip(rotated, whole));
+  for (const int tail : {13, 31, 54, 100, 120, 127}) {
+    Vector x, y, unrotated;
+    for (int round = 0; round < 400; ++round) {
+      Vector run = Normal(128 + tail, 1000 * tail + round);
+      const Vector a = RoundTrip(rotated, run);
+      const Vector b = RoundTrip(plain, run);
+      x.insert(x.end(), run.begin() + 128, run.end());
+      y.insert(y.end(), a.begin() + 128, a.end());
+      unrotated.insert(unrotated.end(), b.begin() + 128, b.end());
+    }
+    EXPECT_LT(RelativeError(x, y), 1.05 * RelativeError(x, unrotated));
+    EXPECT_LT(RelativeError(x, y), 1.05 * whole_error);
+  }
 }
 
 // I9, I11: where a run starts changes no code and no scale.

@@ -321,21 +321,23 @@ def optimizer_file():
 # --- sections 2 to 4: codec ------------------------------------------------
 
 
+def group_of(count):
+    """The largest power of two up to 32 that divides a block's length."""
+    return math.gcd(count, 32)
+
+
 def rotate(x):
-    """Whole groups of 32, strides ascending."""
-    x = x.reshape(-1, 32).copy()
-    for s in (1, 2, 4, 8, 16):
-        low = [i for i in range(32) if not i & s]
+    """Groups of what divides the block, strides ascending."""
+    group = group_of(len(x))
+    x = x.reshape(-1, group).copy()
+    s = 1
+    while s < group:
+        low = [i for i in range(group) if not i & s]
         high = [i + s for i in low]
         a, b = x[:, low], x[:, high]
         x[:, low], x[:, high] = a + b, a - b
+        s *= 2
     return x.reshape(-1)
-
-
-def rotate_cell(x, tail, after):
-    whole = len(x) // 32 * 32
-    return np.concatenate([rotate(x[:whole]) * F32(after),
-                           x[whole:] * F32(tail)])
 
 
 def encode_block(spec, c, position, x):
@@ -377,19 +379,17 @@ def encode(spec, key, first, x):
     for begin in range(0, len(x), 2048):
         cell = x[begin:begin + 2048]
         c = cell_key(key, (first + begin) // 2048)
-        if spec["hadamard"]:
-            cell = rotate_cell(cell, 4, 1)
-        decoded = []
         for p in range(0, len(cell), spec["block"]):
-            scale, block = encode_block(spec, c, p,
-                                        cell[p:p + spec["block"]])
+            x_block = cell[p:p + spec["block"]]
+            if spec["hadamard"]:
+                x_block = rotate(x_block)
+            scale, block = encode_block(spec, c, p, x_block)
             scales.append(scale)
             codes.extend(block)
-            decoded.append(block.astype(F32) * scale)
-        decoded = np.concatenate(decoded)
-        if spec["hadamard"]:
-            decoded = rotate_cell(decoded, 0.25, 1 / 32)
-        values.append(decoded)
+            decoded = block.astype(F32) * scale
+            if spec["hadamard"]:
+                decoded = rotate(decoded) * F32(1 / group_of(len(decoded)))
+            values.append(decoded)
     encoded = pad16(np.array(scales, F32).tobytes())
     encoded += pad16(pack(codes, spec["bits"]))
     return encoded, np.concatenate(values)
@@ -411,8 +411,11 @@ def codec_inputs():
     special[256:384] = F32(2.0**-130)
     special[384:400] *= F32(1e30)
     example = np.array([1, -1, .5, -.5, .3, 0, -.0625, .9375], F32)
+    # Short blocks whose Hadamard groups have 2, 8 and 16 elements.
+    tails = {"tail%d" % count: normals(count, 60 + count)
+             for count in (54, 128 + 24, 48)}
     return {"example": example, "long": long, "special": special,
-            "one": np.array([-3.25], F32)}
+            "one": np.array([-3.25], F32), **tails}
 
 
 def codec_file():
