@@ -6,7 +6,7 @@
 #include "kernels/codec.h"
 #include "kernels/float_formats.h"
 #include "kernels/host/prefetch.h"
-#include "kernels/reference/reference.h"
+#include "kernels/stochastic.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/host/encode.cc"
@@ -67,41 +67,97 @@ HWY_INLINE uint32_t LargestMagnitude(const float* x, int count,
   return static_cast<uint32_t>(hn::GetLane(hn::MaxOfLanes(di, largest[0])));
 }
 
-// code = round(x * inv_scale), nearest even: the sum with 1.5 * 2^23 has no
-// bits below 1, its low bits are the code. |x * inv_scale| is at most the
-// divisor and its rounding, so that only clip16's highest code can be passed:
-// by one, which the saturation of ToBytes (8 bits) or the packing takes back.
-HWY_INLINE void Quantize(const float* x, int count, float inv_scale,
-                         int8_t* codes) {
+// Both roundings give the codes of one vector of y = x * inv_scale.
+
+// Nearest even: the sum with 1.5 * 2^23 has no bits below 1, its low bits are
+// the code. |y| is at most the divisor and its rounding, so that only clip16's
+// highest code can be passed: by one, which the saturation of ToBytes (8 bits)
+// or the packing takes back.
+struct Nearest {
+  Nearest(const CodecSpec&, uint64_t) {}
+  HWY_INLINE hn::Vec<hn::RebindToSigned<D>> Code(V y, int) const {
+    const D d;
+    const hn::RebindToSigned<D> di;
+    const auto magic = hn::Set(d, 0x1.8p23f);
+    return hn::Sub(hn::BitCast(di, hn::Add(y, magic)), hn::BitCast(di, magic));
+  }
+};
+
+// FORMAT.md 3 and 5, in 32-bit operations: |y| < 2^24, so that its whole part
+// goes through an integer, and the rest behind it is exact.
+struct Stochastic {
+  using DI = hn::RebindToSigned<D>;
+  using DU = hn::RebindToUnsigned<D>;
+  Stochastic(const CodecSpec& spec, uint64_t cell_key)
+      : low(hn::Set(DU(), static_cast<uint32_t>(cell_key))),
+        high(hn::Set(DU(), static_cast<uint32_t>(cell_key >> 32))),
+        highest(hn::Set(DI(), (1 << (spec.bits - 1)) - 1)),
+        lowest(hn::Set(DI(), spec.range == Range::kSym
+                                 ? 1 - (1 << (spec.bits - 1))
+                                 : -(1 << (spec.bits - 1)))) {}
+
+  // Of elements [index, index + kLanes) of the cell.
+  HWY_INLINE V Uniform(int index) const {
+    const DU du;
+    const DI di;
+    const auto i = hn::Iota(du, static_cast<uint32_t>(index));
+    auto x = hn::Add(low, hn::Mul(i, hn::Set(du, 0x9e3779b9u)));
+    x = hn::Xor(x, hn::ShiftRight<16>(x));
+    x = hn::Xor(hn::Mul(x, hn::Set(du, 0x7feb352du)), high);
+    x = hn::Xor(x, hn::ShiftRight<15>(x));
+    x = hn::Mul(x, hn::Set(du, 0x846ca68bu));
+    x = hn::ShiftRight<8>(hn::Xor(x, hn::ShiftRight<16>(x)));
+    return hn::Mul(hn::ConvertTo(D(), hn::BitCast(di, x)),
+                   hn::Set(D(), 0x1p-24f));
+  }
+
+  HWY_INLINE hn::Vec<DI> Code(V y, int index) const {
+    const D d;
+    const DI di;
+    const V magnitude = hn::Abs(y);
+    const auto whole = hn::ConvertTo(di, magnitude);  // towards zero
+    const V rest = hn::Sub(magnitude, hn::ConvertTo(d, whole));
+    const auto up = hn::VecFromMask(d, hn::Lt(Uniform(index), rest));
+    const auto code = hn::Sub(whole, hn::BitCast(di, up));
+    const auto sign = hn::ShiftRight<31>(hn::BitCast(di, y));
+    const auto signed_code = hn::Sub(hn::Xor(code, sign), sign);
+    return hn::Min(hn::Max(signed_code, lowest), highest);
+  }
+
+  hn::Vec<DU> low, high;
+  hn::Vec<DI> highest, lowest;
+};
+
+// Elements from `index` of the cell on.
+template <class Round>
+HWY_INLINE void Quantize(const Round& round, const float* x, int index,
+                         int count, float inv_scale, int8_t* codes) {
   const D d;
   const hn::RebindToSigned<D> di;
   const hn::Repartition<int8_t, D> d8;
   const hn::Half<decltype(d8)> half8;
   constexpr int kStep = 4 * kLanes;
   const auto inv = hn::Set(d, inv_scale);
-  const auto magic = hn::Set(d, 0x1.8p23f);
-  const auto magic_bits = hn::BitCast(di, magic);
-  const auto code_of = [&](const float* p) HWY_ATTR {
-    const V y = hn::Mul(hn::LoadU(d, p), inv);
-    return hn::Sub(hn::BitCast(di, hn::Add(y, magic)), magic_bits);
+  const auto code_of = [&](int i) HWY_ATTR {
+    return round.Code(hn::Mul(hn::LoadU(d, x + i), inv), index + i);
   };
   hn::Vec<decltype(di)> code[4];
   int i = 0;
   for (; i + kStep <= count; i += kStep) {
-    HWY_UNROLL(4)
-    for (int k = 0; k < 4; ++k) code[k] = code_of(x + i + k * kLanes);
+    HWY_UNROLL(4) for (int k = 0; k < 4; ++k) code[k] = code_of(i + k * kLanes);
     hn::StoreU(ToBytes(di, code), d8, codes + i);
   }
   if (i == count) return;
   // Two vectors are left: a group of 32 where vectors have 16 lanes.
-  code[0] = code[2] = code_of(x + i);
-  code[1] = code[3] = code_of(x + i + kLanes);
+  code[0] = code[2] = code_of(i);
+  code[1] = code[3] = code_of(i + kLanes);
   hn::StoreU(hn::LowerHalf(half8, ToBytes(di, code)), half8, codes + i);
 }
 
-// Codes of one block; returns its scale.
-template <bool kRotate>
-HWY_INLINE float EncodeBlock(const CodecSpec& spec, const float* x, int count,
+// Codes of one block, from element `index` of the cell on; returns its scale.
+template <bool kRotate, class Round>
+HWY_INLINE float EncodeBlock(const CodecSpec& spec, const Round& round,
+                             const float* x, int index, int count,
                              float* rotated, int8_t* codes) {
   const uint32_t largest = LargestMagnitude<kRotate>(x, count, rotated);
   if (largest < kTinyBits || largest >= kInfinityBits) {
@@ -112,7 +168,7 @@ HWY_INLINE float EncodeBlock(const CodecSpec& spec, const float* x, int count,
   const auto divisor =
       static_cast<float>(spec.range == Range::kSym ? half - 1 : half);
   const float absmax = FromBits(largest);
-  Quantize(kRotate ? rotated : x, count, divisor / absmax, codes);
+  Quantize(round, kRotate ? rotated : x, index, count, divisor / absmax, codes);
   return absmax / divisor;
 }
 
@@ -154,9 +210,10 @@ void Pack2(const int8_t* codes, int count, uint8_t* out) {
 }
 
 // One cell of whole groups. Writes codes up to the next multiple of 128.
-template <bool kRotate>
-void EncodeCell(const CodecSpec& spec, const float* x, int count,
-                uint8_t* scales_out, uint8_t* codes_out) {
+template <bool kRotate, class Round>
+void EncodeCell(const CodecSpec& spec, uint64_t cell_key, const float* x,
+                int count, uint8_t* scales_out, uint8_t* codes_out) {
+  const Round round(spec, cell_key);
   HWY_ALIGN float rotated[kCellElements];
   HWY_ALIGN int8_t local[kCellElements + kPackElements];
   int8_t* const codes =
@@ -165,8 +222,9 @@ void EncodeCell(const CodecSpec& spec, const float* x, int count,
     for (int b = 0; b < spec.block * spec.bits / 8; b += 64) {
       PrefetchAhead<64>(codes_out + i * spec.bits / 8 + b);
     }
-    const float scale = EncodeBlock<kRotate>(
-        spec, x + i, std::min(spec.block, count - i), rotated, codes + i);
+    const float scale = EncodeBlock<kRotate>(spec, round, x + i, i,
+                                             std::min(spec.block, count - i),
+                                             rotated, codes + i);
     std::memcpy(scales_out + i / spec.block * sizeof(scale), &scale,
                 sizeof(scale));
   }
@@ -178,8 +236,9 @@ void EncodeCell(const CodecSpec& spec, const float* x, int count,
 
 // The last cell of a tensor: a copy, padded with zeros to whole vectors and
 // rotated here, because the groups of its last block may be smaller.
-void EncodeShortCell(const CodecSpec& spec, const float* x, int count,
-                     uint8_t* scales_out, uint8_t* codes_out) {
+template <class Round>
+void EncodeShortCell(const CodecSpec& spec, uint64_t cell_key, const float* x,
+                     int count, uint8_t* scales_out, uint8_t* codes_out) {
   HWY_ALIGN float padded[kCellElements] = {};
   HWY_ALIGN uint8_t codes[kCellElements + kPackElements];
   std::copy_n(x, count, padded);
@@ -189,32 +248,44 @@ void EncodeShortCell(const CodecSpec& spec, const float* x, int count,
     }
   }
   const int end = (count + kHadamardElements - 1) & -kHadamardElements;
-  EncodeCell<false>(spec, padded, end, scales_out, codes);
+  EncodeCell<false, Round>(spec, cell_key, padded, end, scales_out, codes);
   std::memcpy(codes_out, codes, (count * spec.bits + 7) / 8);
+}
+
+template <class Round>
+void EncodeCells(const CodecSpec& spec, uint64_t key, int64_t first,
+                 int64_t count, const float* in, uint8_t* scales,
+                 uint8_t* codes) {
+  for (int64_t begin = 0; begin < count; begin += kCellElements) {
+    const uint64_t cell_key = CellKey(key, (first + begin) / kCellElements);
+    uint8_t* const scales_out = scales + begin / spec.block * sizeof(float);
+    uint8_t* const codes_out = codes + begin * spec.bits / 8;
+    if (count - begin < kCellElements) {
+      EncodeShortCell<Round>(spec, cell_key, in + begin,
+                             static_cast<int>(count - begin), scales_out,
+                             codes_out);
+    } else if (spec.hadamard != 0) {
+      EncodeCell<true, Round>(spec, cell_key, in + begin, kCellElements,
+                              scales_out, codes_out);
+    } else {
+      EncodeCell<false, Round>(spec, cell_key, in + begin, kCellElements,
+                               scales_out, codes_out);
+    }
+  }
 }
 
 void Encode(const CodecSpec& spec, uint64_t key, int64_t first, int64_t count,
             const float* in, uint8_t* out) {
-  if (spec.rounding == Rounding::kStochastic) {
-    return Reference().encode(spec, key, first, count, in, out);
-  }
   if (count == 0) return;  // `out` may be null
   uint8_t* const codes = out + CodesOffset(spec, count);
   // Gaps are zero: a reused buffer leaks nothing.
   std::fill(out + NumBlocks(spec, count) * sizeof(float), codes, uint8_t{0});
   std::fill(codes + (count * spec.bits + 7) / 8,
             out + EncodedBytes(spec, count), uint8_t{0});
-  for (int64_t begin = 0; begin < count; begin += kCellElements) {
-    uint8_t* const scales_out = out + begin / spec.block * sizeof(float);
-    uint8_t* const codes_out = codes + begin * spec.bits / 8;
-    if (count - begin < kCellElements) {
-      EncodeShortCell(spec, in + begin, static_cast<int>(count - begin),
-                      scales_out, codes_out);
-    } else if (spec.hadamard != 0) {
-      EncodeCell<true>(spec, in + begin, kCellElements, scales_out, codes_out);
-    } else {
-      EncodeCell<false>(spec, in + begin, kCellElements, scales_out, codes_out);
-    }
+  if (spec.rounding == Rounding::kStochastic) {
+    EncodeCells<Stochastic>(spec, key, first, count, in, out, codes);
+  } else {
+    EncodeCells<Nearest>(spec, key, first, count, in, out, codes);
   }
 }
 

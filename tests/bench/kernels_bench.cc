@@ -96,6 +96,12 @@ class Bench {
     AddCodec("int8", {.bits = 8, .block = 256}, &rows);
     AddCodec("int4", {.bits = 4, .block = 128}, &rows);
     AddCodec("int4-hadamard", {.bits = 4, .block = 128, .hadamard = 32}, &rows);
+    AddCodec("int2", {.bits = 2, .block = 2048}, &rows);
+    for (const int bits : {8, 4, 2}) {
+      AddEncode("int" + std::to_string(bits) + "-stochastic",
+                {.bits = bits, .block = 128, .rounding = Rounding::kStochastic},
+                &rows);
+    }
     return rows;
   }
 
@@ -163,25 +169,38 @@ class Bench {
   }
 
   // Chunks are whole cells, each a run of its own, one behind the other.
+  static int64_t ChunkBytes(const CodecSpec& spec) {
+    return EncodedBytes(spec, kChunkElements);
+  }
+  uint8_t* ChunkAt(const CodecSpec& spec, int64_t element) const {
+    return memory_[4].bytes() + element / kChunkElements * ChunkBytes(spec);
+  }
+  double BytesPerElement(const CodecSpec& spec) const {
+    return static_cast<double>(ChunkBytes(spec)) / kChunkElements;
+  }
+
+  void AddEncode(const std::string& name, const CodecSpec& spec,
+                 std::vector<Row>* rows) {
+    rows->push_back({"encode/" + name, (4 + BytesPerElement(spec)) * elements_,
+                     [this, spec] {
+                       ForEachChunk([&](int64_t i, int64_t count) {
+                         kernels_.encode(spec, 0, i, count,
+                                         memory_[0].floats() + i,
+                                         ChunkAt(spec, i));
+                       });
+                     }});
+  }
+
   void AddCodec(const std::string& name, const CodecSpec& spec,
                 std::vector<Row>* rows) {
-    const int64_t chunk_bytes = EncodedBytes(spec, kChunkElements);
-    const double encoded = static_cast<double>(chunk_bytes) / kChunkElements;
-    const auto at = [this, chunk_bytes](int64_t i) {
-      return memory_[4].bytes() + i / kChunkElements * chunk_bytes;
-    };
-    rows->push_back(
-        {"encode/" + name, (4 + encoded) * elements_, [this, spec, at] {
-           ForEachChunk([&](int64_t i, int64_t count) {
-             kernels_.encode(spec, 0, i, count, memory_[0].floats() + i, at(i));
-           });
-         }});
-    rows->push_back(
-        {"decode_add/" + name, (8 + encoded) * elements_, [this, spec, at] {
-           ForEachChunk([&](int64_t i, int64_t count) {
-             kernels_.decode_add(spec, count, at(i), memory_[5].floats() + i);
-           });
-         }});
+    AddEncode(name, spec, rows);
+    rows->push_back({"decode_add/" + name,
+                     (8 + BytesPerElement(spec)) * elements_, [this, spec] {
+                       ForEachChunk([&](int64_t i, int64_t count) {
+                         kernels_.decode_add(spec, count, ChunkAt(spec, i),
+                                             memory_[5].floats() + i);
+                       });
+                     }});
   }
 
   const StepScalars scalars_ = PrepareScalars(
