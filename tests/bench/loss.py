@@ -24,9 +24,12 @@ from typing import Any, Dict, List, NamedTuple
 
 import numpy as np
 
+import on_lab
+
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _ROOT = os.path.dirname(os.path.dirname(_HERE))
 _TOLERANCE = 0.005
+_SHOWN = 4000  # characters of a failed lab's output
 
 
 class Summary(NamedTuple):
@@ -43,7 +46,7 @@ def train(preset: str, seed: int,
     """One run on a lab of its own; what rank 0 wrote."""
     with tempfile.TemporaryDirectory(prefix="ballast-loss-") as folder:
         path = os.path.join(folder, "run")
-        subprocess.run(
+        done = subprocess.run(
             [os.path.join(_ROOT, "tools", "lab"), "run",
              "--nodes", str(options.nodes), "--workers", str(options.workers),
              "--", "/usr/bin/python3", "-B",
@@ -51,7 +54,11 @@ def train(preset: str, seed: int,
              "--steps", str(options.steps), "--seed", str(seed),
              "--exchange", preset, "--every", str(options.steps),
              "--json", path],
-            check=True, stdout=subprocess.DEVNULL)
+            check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            encoding="utf-8")
+        if done.returncode != 0:
+            raise on_lab.LabFailed("%s, seed %d: the lab ended with %d\n%s" % (
+                preset, seed, done.returncode, done.stdout[-_SHOWN:]))
         with open(path, encoding="utf-8") as stream:
             return json.load(stream)
 
@@ -152,4 +159,4 @@ def main(argv: List[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(on_lab.main("loss", lambda: main(sys.argv[1:])))
