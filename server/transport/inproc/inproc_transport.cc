@@ -159,10 +159,14 @@ void InprocNetwork::SendPart(const Ticket& sender, const Ticket& receiver) {
         [this, sender, receiver] { SendPart(sender, receiver); });
     return;
   }
-  ScheduleArrival(links_->DrawDelay(bytes), sender, receiver);
+  const auto arrive_later = [&] {
+    ScheduleArrival(links_->DrawDelay(from->self_, to->self_, bytes), sender,
+                    receiver);
+  };
+  arrive_later();
   if (links_->DrawDuplicate()) {
     count();
-    ScheduleArrival(links_->DrawDelay(bytes), sender, receiver);
+    arrive_later();
   }
 }
 

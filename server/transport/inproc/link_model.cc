@@ -41,16 +41,30 @@ bool LinkModel::Draw(double probability) {
   return static_cast<double>(random_.Below(kParts)) < probability * kParts;
 }
 
-absl::Duration LinkModel::DrawDelay(uint64_t bytes) {
+absl::Duration LinkModel::DrawLatency() {
   const int64_t spread =
       absl::ToInt64Nanoseconds(faults_.max_delay - faults_.min_delay);
-  absl::Duration delay = faults_.min_delay;
-  if (spread > 0) delay += absl::Nanoseconds(random_.Below(spread + 1));
-  if (faults_.bytes_per_second > 0) {
-    delay +=
-        absl::Seconds(static_cast<double>(bytes) / faults_.bytes_per_second);
-  }
-  return delay;
+  absl::Duration latency = faults_.min_delay;
+  if (spread > 0) latency += absl::Nanoseconds(random_.Below(spread + 1));
+  return latency;
+}
+
+absl::Duration LinkModel::TimeOf(uint64_t bytes) const {
+  if (faults_.bytes_per_second <= 0) return absl::ZeroDuration();
+  return absl::Seconds(static_cast<double>(bytes) / faults_.bytes_per_second);
+}
+
+absl::Duration LinkModel::DrawDelay(uint64_t bytes) {
+  return DrawLatency() + TimeOf(bytes);
+}
+
+absl::Duration LinkModel::DrawDelay(NodeRank from, NodeRank to,
+                                    uint64_t bytes) {
+  if (clock_ == nullptr) return DrawDelay(bytes);
+  const absl::Time now = clock_->Now();
+  absl::Time& busy_until = busy_until_[{from, to}];
+  busy_until = std::max(busy_until, now) + TimeOf(bytes);
+  return busy_until - now + DrawLatency();
 }
 
 void LinkModel::CountBytes(NodeRank from, NodeRank to, uint64_t bytes) {

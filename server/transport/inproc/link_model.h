@@ -13,6 +13,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/time/time.h"
+#include "server/base/clock.h"
 #include "server/base/executor.h"
 #include "server/base/ids.h"
 #include "server/base/random.h"
@@ -53,6 +54,12 @@ class LinkModel {
   bool DrawReorder() { return Draw(faults_.reorder); }
   absl::Duration DrawDelay(uint64_t bytes);
 
+  // From now on what goes one way between two nodes shares that link's rate:
+  // one after the other, as on a wire. Without it each has the rate alone.
+  // `clock` is that of the executor.
+  void ShareRate(const base::Clock* clock) { clock_ = clock; }
+  absl::Duration DrawDelay(NodeRank from, NodeRank to, uint64_t bytes);
+
   void CountBytes(NodeRank from, NodeRank to, uint64_t bytes);
   uint64_t link_bytes(NodeRank from, NodeRank to) const;
   uint64_t sent_bytes(NodeRank from) const;
@@ -63,12 +70,16 @@ class LinkModel {
   using Link = std::pair<NodeRank, NodeRank>;
   static Link Unordered(NodeRank a, NodeRank b);
   bool Draw(double probability);
+  absl::Duration DrawLatency();
+  absl::Duration TimeOf(uint64_t bytes) const;
 
   base::Executor* const executor_;
+  const base::Clock* clock_ = nullptr;  // null: links are not shared
   base::SeededRandom random_;
   LinkFaults faults_;
   absl::flat_hash_set<Link> cut_;
   absl::flat_hash_map<Link, uint64_t> bytes_;
+  absl::flat_hash_map<Link, absl::Time> busy_until_;  // if shared
   std::vector<absl::AnyInvocable<void()>> on_heal_;
 };
 

@@ -36,6 +36,27 @@ TEST(LinkModelTest, DelaysAreWithinBoundsAndGrowWithBytes) {
   }
 }
 
+TEST(LinkModelTest, ASharedLinkCarriesOnePartAfterAnother) {
+  base::SimExecutor world(1);
+  LinkModel links(&world, 1,
+                  {.min_delay = absl::Microseconds(10),
+                   .max_delay = absl::Microseconds(10),
+                   .bytes_per_second = 1e6});
+  const auto delay = [&links](int from, int to) {
+    return links.DrawDelay(NodeRank(from), NodeRank(to), 1000);
+  };
+  EXPECT_EQ(delay(0, 1), absl::Microseconds(1010));
+  EXPECT_EQ(delay(0, 1), absl::Microseconds(1010));  // each alone
+  links.ShareRate(&world);
+  EXPECT_EQ(delay(0, 1), absl::Microseconds(1010));
+  EXPECT_EQ(delay(0, 1), absl::Microseconds(2010));
+  EXPECT_EQ(delay(1, 0), absl::Microseconds(1010));  // the other way is free
+  world.RunFor(absl::Microseconds(1500));
+  EXPECT_EQ(delay(0, 1), absl::Microseconds(1510));
+  world.RunFor(absl::Milliseconds(9));
+  EXPECT_EQ(delay(0, 1), absl::Microseconds(1010));
+}
+
 TEST(LinkModelTest, FaultsFollowTheirProbability) {
   base::SimExecutor world(1);
   LinkModel links(&world, 1, {.loss = 0.25});
