@@ -47,7 +47,7 @@ absl::Status Broadcast::Start(NodeRank root) {
 absl::Status Broadcast::PreparePart(NodeRank root, std::span<std::byte> bytes) {
   const int32_t index = static_cast<int32_t>(exchanges_.size());
   transport::ExchangeSpec spec =
-      context_->Spec(kBroadcastPhase, BucketId(index));
+      context_->Spec(kBroadcastPhase, BucketId(index), 0);
   const NodeRank self = context_->parts.node;
   if (self != root) spec.receives.push_back({root, bytes});
   const int num_nodes = context_->parts.layout->topology().num_nodes;

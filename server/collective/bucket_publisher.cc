@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "kernels/dtype.h"
 #include "server/base/status_macros.h"
 
 namespace ballast::collective {
@@ -11,13 +12,15 @@ absl::StatusOr<std::unique_ptr<BucketPublisher>> BucketPublisher::Create(
   auto publisher =
       std::unique_ptr<BucketPublisher>(new BucketPublisher(context, bucket));
   if (context->parts.layout->topology().num_nodes > 1) {
-    RETURN_IF_ERROR(publisher->PrepareExchange());
+    RETURN_IF_ERROR(publisher->MakeBatch());
+  } else {
+    publisher->pipeline_.AddLocal({});
   }
   return publisher;
 }
 
 BucketPublisher::BucketPublisher(Context* context, BucketId bucket)
-    : context_(context), bucket_(bucket), done_(&context->gate, [this] {
+    : context_(context), bucket_(bucket), pipeline_(context, [this] {
         context_->observer->OnBucketPublished(bucket_);
       }) {}
 
@@ -33,43 +36,23 @@ std::span<std::byte> BucketPublisher::BytesOf(
   return context_->parts.weights.subspan(begin, end - begin);
 }
 
-absl::Status BucketPublisher::PrepareExchange() {
+absl::Status BucketPublisher::MakeBatch() {
   const layout::Shard& own = context_->own_shard(bucket_);
-  transport::ExchangeSpec spec = context_->Spec(kPublishPhase, bucket_);
+  BatchPipeline::BatchParts parts{
+      .spec = context_->Spec(kPublishPhase, bucket_, 0)};
   for (const layout::Shard& shard : context_->bucket(bucket_).shards) {
     if (shard.owner == own.owner) continue;
     if (!own.pieces.empty()) {
-      spec.sends.push_back({shard.owner, BytesOf(own)});
+      parts.spec.sends.push_back({shard.owner, BytesOf(own)});
       for (const layout::Piece& piece : own.pieces) {
-        payload_per_exchange_ += piece.size() * SizeOf(context_->dtype(piece));
+        parts.payload_bytes += piece.size() * SizeOf(context_->dtype(piece));
       }
     }
     if (!shard.pieces.empty()) {
-      spec.receives.push_back({shard.owner, BytesOf(shard)});
+      parts.spec.receives.push_back({shard.owner, BytesOf(shard)});
     }
   }
-  ASSIGN_OR_RETURN(exchange_, context_->parts.transport->Prepare(spec, this));
-  return absl::OkStatus();
-}
-
-absl::Status BucketPublisher::Start(Step step) {
-  if (exchange_ != nullptr) return exchange_->Post(step);
-  context_->gate.Submit(&done_);
-  return absl::OkStatus();
-}
-
-void BucketPublisher::Cancel() {
-  if (exchange_ != nullptr) exchange_->Cancel();
-}
-
-void BucketPublisher::OnExchangeDone(transport::Exchange*, Step,
-                                     const absl::Status& status) {
-  if (!status.ok()) {
-    context_->observer->OnOperationFailed(status);
-    return;
-  }
-  payload_sent_ += payload_per_exchange_;
-  context_->observer->OnBucketPublished(bucket_);
+  return pipeline_.Add(std::move(parts));
 }
 
 }  // namespace ballast::collective

@@ -1,52 +1,44 @@
 // Hops 3 and 4 of one bucket: the bytes of each owner's slice of the published
 // weights to every node, received in place. A shard is one byte range of the
 // segment (server/layout), so that one part per peer carries it, alignment
-// gaps between tensors included.
+// gaps between tensors included. Nothing is encoded or decoded that could
+// overlap with the wire: one batch, which the transport itself cuts.
 //
 // Threading: control thread only.
 #ifndef SERVER_COLLECTIVE_BUCKET_PUBLISHER_H_
 #define SERVER_COLLECTIVE_BUCKET_PUBLISHER_H_
 
-#include <cstdint>
+#include <cstddef>
 #include <memory>
+#include <span>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/base/ids.h"
+#include "server/collective/batch_pipeline.h"
 #include "server/collective/bucket_operation.h"
 #include "server/collective/context.h"
-#include "server/transport/transport.h"
+#include "server/layout/layout.h"
 
 namespace ballast::collective {
 
-class BucketPublisher final : public BucketOperation,
-                              private transport::ExchangeObserver {
+class BucketPublisher final : public BucketOperation {
  public:
   static absl::StatusOr<std::unique_ptr<BucketPublisher>> Create(
       Context* context, BucketId bucket);
 
-  absl::Status Start(Step step) override;
-  void Cancel() override;
-
-  uint64_t payload_sent() const override { return payload_sent_; }
-  const transport::Exchange* exchange() const override {
-    return exchange_.get();
-  }
+  BatchPipeline* pipeline() override { return &pipeline_; }
+  ErrorSums errors() const override { return {}; }
 
  private:
   BucketPublisher(Context* context, BucketId bucket);
 
-  absl::Status PrepareExchange();
+  absl::Status MakeBatch();
   std::span<std::byte> BytesOf(const layout::Shard& shard) const;
-  void OnExchangeDone(transport::Exchange* exchange, Step step,
-                      const absl::Status& status) override;
 
   Context* const context_;
   const BucketId bucket_;
-  std::unique_ptr<transport::Exchange> exchange_;  // null with one node
-  EmptyTask done_;                                 // reports with one node
-  uint64_t payload_per_exchange_ = 0;
-  uint64_t payload_sent_ = 0;
+  BatchPipeline pipeline_;
 };
 
 }  // namespace ballast::collective

@@ -1,67 +1,53 @@
 #include "server/collective/bucket_reducer.h"
 
-#include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "server/base/status_macros.h"
 
 namespace ballast::collective {
+namespace {
 
-// Hop 1 of one chunk of one owner.
-class BucketReducer::SumTask final : public GatedTask {
- public:
-  SumTask(BucketReducer* reducer, const layout::Shard* shard,
-          const layout::Chunk* chunk)
-      : GatedTask(&reducer->context_->gate),
-        reducer_(reducer),
-        shard_(shard),
-        chunk_(chunk) {}
+// By the elements, whatever the number of a node's sums, which peers need not
+// have in common. One node has one batch.
+BatchCut CutOf(const Context& context, BucketId bucket) {
+  const auto sum_bytes = [](const layout::Chunk& chunk) {
+    return (chunk.state_end - chunk.state_begin) *
+           static_cast<int64_t>(sizeof(float));
+  };
+  const layout::Bucket& cut = context.bucket(bucket);
+  return CutBatches(cut, sum_bytes,
+                    cut.shards.size() > 1
+                        ? context.parts.batch_bytes
+                        : std::numeric_limits<int64_t>::max());
+}
 
-  void Run(int thread) override {
-    for (const layout::Piece& piece : chunk_->pieces) {
-      reducer_->SumPiece(thread, *shard_, piece);
-    }
+std::span<const layout::Chunk> ChunksOf(const layout::Shard& shard,
+                                        const Batch& batch) {
+  return std::span(shard.chunks).subspan(batch.first_chunk, batch.num_chunks());
+}
+
+// Elements, padding not counted.
+int64_t SizeOf(const layout::Shard& shard, const Batch& batch) {
+  int64_t size = 0;
+  for (const layout::Chunk& chunk : ChunksOf(shard, batch)) {
+    for (const layout::Piece& piece : chunk.pieces) size += piece.size();
   }
+  return size;
+}
 
- private:
-  void OnDone() override { reducer_->OnSumDone(); }
+}  // namespace
 
-  BucketReducer* const reducer_;
-  const layout::Shard* const shard_;
-  const layout::Chunk* const chunk_;
-};
-
-// The reduced gradient of one own chunk, and its norm.
-class BucketReducer::FinishTask final : public GatedTask {
- public:
-  // `chunk` null: the node owns nothing of the bucket.
-  FinishTask(BucketReducer* reducer, const layout::Chunk* chunk)
-      : GatedTask(&reducer->context_->gate), reducer_(reducer), chunk_(chunk) {}
-
-  void Run(int thread) override {
-    partial_ = {};
-    if (chunk_ == nullptr) return;
-    for (const layout::Piece& piece : chunk_->pieces) {
-      reducer_->FinishPiece(thread, piece, &partial_);
-    }
-  }
-
- private:
-  void OnDone() override { reducer_->OnFinishDone(partial_); }
-
-  BucketReducer* const reducer_;
-  const layout::Chunk* const chunk_;
-  Reduced partial_;
-};
+int64_t BucketReducer::WindowElements(const Context& context, BucketId bucket) {
+  return PlanWindow(CutOf(context, bucket), context.tree, context.parts.node)
+      .elements;
+}
 
 absl::StatusOr<std::unique_ptr<BucketReducer>> BucketReducer::Create(
     Context* context, BucketId bucket, std::span<float> window) {
   auto reducer = std::unique_ptr<BucketReducer>(
       new BucketReducer(context, bucket, window));
-  if (context->parts.layout->topology().num_nodes > 1) {
-    RETURN_IF_ERROR(reducer->PrepareExchange());
-  }
-  reducer->MakeTasks();
+  RETURN_IF_ERROR(reducer->MakeBatches());
   return reducer;
 }
 
@@ -71,104 +57,97 @@ BucketReducer::BucketReducer(Context* context, BucketId bucket,
       bucket_(context->bucket(bucket)),
       own_(context->own_shard(bucket)),
       window_(window),
-      plan_(PlanWindow(bucket_, context->tree, context->parts.node)) {}
+      cut_(CutOf(*context, bucket)),
+      plan_(PlanWindow(cut_, context->tree, context->parts.node)),
+      results_(own_.chunks.size()),
+      pipeline_(context, [this] { Report(); }) {}
 
-BucketReducer::~BucketReducer() = default;
+absl::Status BucketReducer::MakeBatches() {
+  if (bucket_.shards.size() == 1) {
+    pipeline_.AddLocal(FinishTasks(0));
+    return absl::OkStatus();
+  }
+  for (size_t batch = 0; batch < cut_[0].size(); ++batch) {
+    RETURN_IF_ERROR(MakeBatch(batch));
+  }
+  return absl::OkStatus();
+}
 
-absl::Status BucketReducer::PrepareExchange() {
+absl::Status BucketReducer::MakeBatch(size_t batch) {
+  BatchPipeline::BatchParts parts{
+      .before = SumTasks(batch),
+      .spec = context_->Spec(kReducePhase, bucket_.id, batch),
+      .after = FinishTasks(batch)};
   const NodeRank self = context_->parts.node;
+  const TreePlan& tree = context_->tree;
   const auto bytes = [this](int64_t begin, int64_t elements) {
     return std::as_writable_bytes(window_.subspan(begin, elements));
   };
-  transport::ExchangeSpec spec = context_->Spec(kReducePhase, bucket_.id);
-  const int64_t own_sums = context_->tree.num_ranges(self);
+  const Batch& own = cut_[self.value()][batch];
   for (const layout::Shard& shard : bucket_.shards) {
     const NodeRank peer = shard.owner;
     if (peer == self) continue;
-    if (shard.num_elements > 0) {
-      spec.sends.push_back({peer, bytes(plan_.sums[peer.value()],
-                                        own_sums * SliceElements(shard))});
-      payload_per_exchange_ += own_sums * shard.num_elements * sizeof(float);
+    const Batch& theirs = cut_[peer.value()][batch];
+    if (theirs.elements() > 0) {
+      parts.spec.sends.push_back(
+          {peer, bytes(plan_.sums[peer.value()][batch],
+                       tree.num_ranges(self) * theirs.elements())});
+      parts.payload_bytes +=
+          tree.num_ranges(self) * SizeOf(shard, theirs) * sizeof(float);
     }
-    if (own_.num_elements > 0) {
-      spec.receives.push_back(
-          {peer, bytes(plan_.received[peer.value()],
-                       context_->tree.num_ranges(peer) * SliceElements(own_))});
+    if (own.elements() > 0) {
+      parts.spec.receives.push_back(
+          {peer, bytes(plan_.received[peer.value()][batch],
+                       tree.num_ranges(peer) * own.elements())});
     }
   }
-  ASSIGN_OR_RETURN(exchange_, context_->parts.transport->Prepare(spec, this));
-  return absl::OkStatus();
+  return pipeline_.Add(std::move(parts));
 }
 
-void BucketReducer::MakeTasks() {
-  if (exchange_ != nullptr) {
-    size_t num_chunks = 0;
-    for (const layout::Shard& shard : bucket_.shards) {
-      num_chunks += shard.chunks.size();
+std::vector<BatchPipeline::Run> BucketReducer::SumTasks(size_t batch) {
+  std::vector<BatchPipeline::Run> tasks;
+  for (size_t owner = 0; owner < cut_.size(); ++owner) {
+    const layout::Shard& shard = bucket_.shards[owner];
+    for (const layout::Chunk& chunk : ChunksOf(shard, cut_[owner][batch])) {
+      tasks.emplace_back([this, owner, batch, &chunk](int thread) {
+        for (const layout::Piece& piece : chunk.pieces) {
+          SumPiece(thread, owner, batch, piece);
+        }
+      });
     }
-    sum_tasks_.reserve(num_chunks);
-    for (const layout::Shard& shard : bucket_.shards) {
-      for (const layout::Chunk& chunk : shard.chunks) {
-        sum_tasks_.emplace_back(this, &shard, &chunk);
+  }
+  return tasks;
+}
+
+std::vector<BatchPipeline::Run> BucketReducer::FinishTasks(size_t batch) {
+  std::vector<BatchPipeline::Run> tasks;
+  const Batch& own = cut_[context_->parts.node.value()][batch];
+  for (size_t i = own.first_chunk; i < own.end_chunk; ++i) {
+    tasks.emplace_back([this, batch, i](int thread) {
+      results_[i] = {};
+      for (const layout::Piece& piece : own_.chunks[i].pieces) {
+        FinishPiece(thread, batch, piece, &results_[i]);
       }
-    }
+    });
   }
-  finish_tasks_.reserve(std::max<size_t>(1, own_.chunks.size()));
-  for (const layout::Chunk& chunk : own_.chunks) {
-    finish_tasks_.emplace_back(this, &chunk);
-  }
-  if (finish_tasks_.empty()) finish_tasks_.emplace_back(this, nullptr);
+  return tasks;
 }
 
-absl::Status BucketReducer::Start(Step step) {
-  step_ = step;
-  reduced_ = {};
-  if (exchange_ == nullptr) {
-    num_left_ = finish_tasks_.size();
-    for (FinishTask& task : finish_tasks_) context_->gate.Submit(&task);
-    return absl::OkStatus();
-  }
-  num_left_ = sum_tasks_.size();
-  for (SumTask& task : sum_tasks_) context_->gate.Submit(&task);
-  return absl::OkStatus();
+void BucketReducer::Report() {
+  Reduced reduced;
+  for (const Reduced& partial : results_) reduced.Merge(partial);
+  context_->observer->OnBucketReduced(bucket_.id, reduced);
 }
 
-void BucketReducer::Cancel() {
-  if (exchange_ != nullptr) exchange_->Cancel();
-}
-
-void BucketReducer::OnSumDone() {
-  if (--num_left_ > 0) return;
-  const absl::Status status = exchange_->Post(step_);
-  if (!status.ok()) context_->observer->OnOperationFailed(status);
-}
-
-void BucketReducer::OnExchangeDone(transport::Exchange*, Step,
-                                   const absl::Status& status) {
-  if (!status.ok()) {
-    context_->observer->OnOperationFailed(status);
-    return;
-  }
-  payload_sent_ += payload_per_exchange_;
-  num_left_ = finish_tasks_.size();
-  for (FinishTask& task : finish_tasks_) context_->gate.Submit(&task);
-}
-
-void BucketReducer::OnFinishDone(const Reduced& partial) {
-  reduced_.norm2.Merge(partial.norm2);
-  reduced_.finite = reduced_.finite && partial.finite;
-  if (--num_left_ > 0) return;
-  context_->observer->OnBucketReduced(bucket_.id, reduced_);
-}
-
-void BucketReducer::SumPiece(int thread, const layout::Shard& shard,
+void BucketReducer::SumPiece(int thread, size_t owner, size_t batch,
                              const layout::Piece& piece) {
-  float* out = window_.data() + plan_.sums[shard.owner.value()] +
-               (piece.bucket_offset - shard.bucket_begin);
+  const Batch& cut = cut_[owner][batch];
+  float* out = window_.data() + plan_.sums[owner][batch] +
+               (piece.bucket_offset - cut.bucket_begin);
   for (const kernels::RankRange& ranks :
        context_->tree.ranges_of(context_->parts.node)) {
     SumLocalRanks(thread, ranks, piece, out);
-    out += SliceElements(shard);
+    out += cut.elements();
   }
 }
 
@@ -185,25 +164,24 @@ void BucketReducer::SumLocalRanks(int thread, kernels::RankRange ranks,
                           out);
 }
 
-void BucketReducer::FinishPiece(int thread, const layout::Piece& piece,
-                                Reduced* reduced) {
+void BucketReducer::FinishPiece(int thread, size_t batch,
+                                const layout::Piece& piece, Reduced* reduced) {
   const Parts& parts = context_->parts;
   std::vector<const float*>& sums = context_->threads[thread].sums;
   float* const out = parts.state_gradient.data() + piece.state_offset;
-  if (exchange_ == nullptr) {
+  if (bucket_.shards.size() == 1) {
     SumLocalRanks(thread, context_->tree.ranges().front(), piece, out);
     sums[0] = out;
   } else {
+    const Batch& own = cut_[parts.node.value()][batch];
     size_t next = 0;
     for (const layout::Shard& shard : bucket_.shards) {
-      const int node = shard.owner.value();
-      const float* sum =
-          window_.data() +
-          (shard.owner == parts.node ? plan_.sums : plan_.received)[node] +
-          (piece.bucket_offset - own_.bucket_begin);
+      const float* sum = window_.data() +
+                         plan_.received[shard.owner.value()][batch] +
+                         (piece.bucket_offset - own.bucket_begin);
       for (int i = 0; i < context_->tree.num_ranges(shard.owner); ++i) {
         sums[next++] = sum;
-        sum += SliceElements(own_);
+        sum += own.elements();
       }
     }
   }

@@ -16,107 +16,87 @@ int64_t CodedPublisher::WindowBytes(const Context& context, BucketId bucket) {
 
 absl::StatusOr<std::unique_ptr<CodedPublisher>> CodedPublisher::Create(
     Context* context, BucketId bucket, std::span<std::byte> window) {
-  auto publisher =
-      std::unique_ptr<CodedPublisher>(new CodedPublisher(context, bucket));
-  RETURN_IF_ERROR(publisher->PrepareExchange(window));
-  publisher->MakeTasks();
+  auto publisher = std::unique_ptr<CodedPublisher>(
+      new CodedPublisher(context, bucket, window));
+  for (size_t batch = 0; batch < publisher->cut_[0].size(); ++batch) {
+    RETURN_IF_ERROR(publisher->MakeBatch(batch));
+  }
   return publisher;
 }
 
-CodedPublisher::CodedPublisher(Context* context, BucketId bucket)
-    : context_(context), bucket_(context->bucket(bucket)) {}
-
-absl::Status CodedPublisher::PrepareExchange(std::span<std::byte> window) {
+CodedPublisher::CodedPublisher(Context* context, BucketId bucket,
+                               std::span<std::byte> window)
+    : context_(context),
+      bucket_(context->bucket(bucket)),
+      cut_(CutCodedBatches(bucket_, context->weight_codecs,
+                           context->parts.batch_bytes)),
+      encode_errors_(context->own_shard(bucket).chunks.size()),
+      pipeline_(context, [this] { Report(); }) {
   for (const layout::Shard& shard : bucket_.shards) {
-    slices_.push_back(PlanSlice(shard, context_->weight_codecs));
-    bytes_.push_back(window.first(slices_.back().bytes));
+    slices_.push_back(PlanSlice(shard, context->weight_codecs));
+    bytes_.push_back(window.data());
     window = window.subspan(slices_.back().bytes);
   }
+}
+
+absl::Status CodedPublisher::MakeBatch(size_t batch) {
+  BatchPipeline::BatchParts parts{
+      .before = EncodeTasks(batch),
+      .spec = context_->Spec(kPublishPhase, bucket_.id, batch),
+      .after = DecodeTasks(batch)};
   const int self = context_->parts.node.value();
-  transport::ExchangeSpec spec = context_->Spec(kPublishPhase, bucket_.id);
+  const Batch& own = cut_[self][batch];
   for (const layout::Shard& shard : bucket_.shards) {
     const int peer = shard.owner.value();
     if (peer == self) continue;
-    if (!bytes_[self].empty()) {
-      spec.sends.push_back({shard.owner, bytes_[self]});
-      payload_per_exchange_ += slices_[self].payload;
+    const Batch& theirs = cut_[peer][batch];
+    if (own.num_chunks() > 0) {
+      parts.spec.sends.push_back(
+          {shard.owner, slices_[self].BytesOf(own, bytes_[self])});
+      parts.payload_bytes += PayloadOf(slices_[self].ChunksOf(own));
     }
-    if (!bytes_[peer].empty()) {
-      spec.receives.push_back({shard.owner, bytes_[peer]});
-    }
-  }
-  ASSIGN_OR_RETURN(exchange_, context_->parts.transport->Prepare(spec, this));
-  return absl::OkStatus();
-}
-
-void CodedPublisher::MakeTasks() {
-  const size_t self = context_->parts.node.value();
-  size_t num_encode = slices_[self].chunks.size();
-  size_t num_decode = 0;
-  for (const CodedSlice& slice : slices_) num_decode += slice.chunks.size();
-  num_decode -= num_encode;
-  encode_tasks_.reserve(num_encode);
-  encode_errors_.resize(num_encode);
-  decode_tasks_.reserve(num_decode);
-  for (size_t owner = 0; owner < slices_.size(); ++owner) {
-    std::byte* const slice = bytes_[owner].data();
-    for (const std::vector<CodedRun>& chunk : slices_[owner].chunks) {
-      const std::span<const CodedRun> runs = chunk;
-      if (owner == self) {
-        ErrorSums* const errors = &encode_errors_[encode_tasks_.size()];
-        encode_tasks_.emplace_back(
-            &context_->gate,
-            [this, runs, slice, errors](int thread) {
-              EncodeChunk(thread, runs, slice, errors);
-            },
-            [this] { OnEncoded(); });
-      } else {
-        decode_tasks_.emplace_back(
-            &context_->gate,
-            [this, runs, slice](int thread) {
-              for (const CodedRun& coded : runs) {
-                DecodeRun(thread, coded, slice);
-              }
-            },
-            [this] { OnDecoded(); });
-      }
+    if (theirs.num_chunks() > 0) {
+      parts.spec.receives.push_back(
+          {shard.owner, slices_[peer].BytesOf(theirs, bytes_[peer])});
     }
   }
+  return pipeline_.Add(std::move(parts));
 }
 
-absl::Status CodedPublisher::Start(Step step) {
-  step_ = step;
-  if (encode_tasks_.empty()) return exchange_->Post(step);
-  num_left_ = encode_tasks_.size();
-  for (ChunkTask& task : encode_tasks_) context_->gate.Submit(&task);
-  return absl::OkStatus();
+std::vector<BatchPipeline::Run> CodedPublisher::EncodeTasks(size_t batch) {
+  std::vector<BatchPipeline::Run> tasks;
+  const int self = context_->parts.node.value();
+  const Batch& own = cut_[self][batch];
+  for (size_t i = own.first_chunk; i < own.end_chunk; ++i) {
+    tasks.emplace_back([this, self, i](int thread) {
+      EncodeChunk(thread, slices_[self].chunks[i].runs, bytes_[self],
+                  &encode_errors_[i]);
+    });
+  }
+  return tasks;
 }
 
-void CodedPublisher::OnEncoded() {
-  if (--num_left_ > 0) return;
+std::vector<BatchPipeline::Run> CodedPublisher::DecodeTasks(size_t batch) {
+  std::vector<BatchPipeline::Run> tasks;
+  const int self = context_->parts.node.value();
+  for (const layout::Shard& shard : bucket_.shards) {
+    const int owner = shard.owner.value();
+    if (owner == self) continue;
+    for (const CodedChunk& chunk :
+         slices_[owner].ChunksOf(cut_[owner][batch])) {
+      tasks.emplace_back([this, owner, &chunk](int thread) {
+        for (const CodedRun& coded : chunk.runs) {
+          DecodeRun(thread, coded, bytes_[owner]);
+        }
+      });
+    }
+  }
+  return tasks;
+}
+
+void CodedPublisher::Report() {
   errors_ = {};
   for (const ErrorSums& errors : encode_errors_) errors_.Add(errors);
-  const absl::Status status = exchange_->Post(step_);
-  if (!status.ok()) context_->observer->OnOperationFailed(status);
-}
-
-void CodedPublisher::OnExchangeDone(transport::Exchange*, Step,
-                                    const absl::Status& status) {
-  if (!status.ok()) {
-    context_->observer->OnOperationFailed(status);
-    return;
-  }
-  payload_sent_ += payload_per_exchange_;
-  num_left_ = decode_tasks_.size();
-  if (num_left_ == 0) {  // this node owns all of the bucket
-    context_->observer->OnBucketPublished(bucket_.id);
-    return;
-  }
-  for (ChunkTask& task : decode_tasks_) context_->gate.Submit(&task);
-}
-
-void CodedPublisher::OnDecoded() {
-  if (--num_left_ > 0) return;
   context_->observer->OnBucketPublished(bucket_.id);
 }
 
@@ -127,8 +107,8 @@ void CodedPublisher::EncodeChunk(int thread, std::span<const CodedRun> runs,
   for (const CodedRun& coded : runs) {
     const float* const master = parts.master.data() + coded.piece->state_offset;
     // After the encodings of the nodes' gradients.
-    const Run run =
-        context_->RunOf(coded, step_, parts.layout->topology().num_nodes);
+    const Run run = context_->RunOf(coded, pipeline_.step(),
+                                    parts.layout->topology().num_nodes);
     coded.codec->Encode(run, master, slice + coded.offset);
     errors->Add(Sample(*coded.codec, run, master));
     DecodeRun(thread, coded, slice);

@@ -1,4 +1,5 @@
-// Hops 3 and 4 of one bucket when weights are quantized between nodes.
+// Hops 3 and 4 of one bucket when weights are quantized between nodes. Batch
+// by batch (batch_cut.h):
 //
 //   each own chunk:   encode the fp32 masters into the own slice, decode it
 //                     again, cast -> own segment
@@ -21,17 +22,17 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/base/ids.h"
+#include "server/collective/batch_cut.h"
+#include "server/collective/batch_pipeline.h"
 #include "server/collective/bucket_operation.h"
-#include "server/collective/chunk_task.h"
 #include "server/collective/coded_slice.h"
 #include "server/collective/context.h"
 #include "server/collective/error_sums.h"
-#include "server/transport/transport.h"
+#include "server/layout/layout.h"
 
 namespace ballast::collective {
 
-class CodedPublisher final : public BucketOperation,
-                             private transport::ExchangeObserver {
+class CodedPublisher final : public BucketOperation {
  public:
   static int64_t WindowBytes(const Context& context, BucketId bucket);
 
@@ -39,23 +40,17 @@ class CodedPublisher final : public BucketOperation,
   static absl::StatusOr<std::unique_ptr<CodedPublisher>> Create(
       Context* context, BucketId bucket, std::span<std::byte> window);
 
-  absl::Status Start(Step step) override;
-  void Cancel() override { exchange_->Cancel(); }
-  uint64_t payload_sent() const override { return payload_sent_; }
-  const transport::Exchange* exchange() const override {
-    return exchange_.get();
-  }
+  BatchPipeline* pipeline() override { return &pipeline_; }
   ErrorSums errors() const override { return errors_; }
 
  private:
-  CodedPublisher(Context* context, BucketId bucket);
+  CodedPublisher(Context* context, BucketId bucket,
+                 std::span<std::byte> window);
 
-  absl::Status PrepareExchange(std::span<std::byte> window);
-  void MakeTasks();
-  void OnEncoded();
-  void OnDecoded();
-  void OnExchangeDone(transport::Exchange* exchange, Step step,
-                      const absl::Status& status) override;
+  absl::Status MakeBatch(size_t batch);
+  std::vector<BatchPipeline::Run> EncodeTasks(size_t batch);
+  std::vector<BatchPipeline::Run> DecodeTasks(size_t batch);
+  void Report();
 
   // On pool threads.
   void EncodeChunk(int thread, std::span<const CodedRun> runs, std::byte* slice,
@@ -64,18 +59,12 @@ class CodedPublisher final : public BucketOperation,
 
   Context* const context_;
   const layout::Bucket& bucket_;
-  std::vector<CodedSlice> slices_;           // by owner
-  std::vector<std::span<std::byte>> bytes_;  // encoded, by owner
-  std::unique_ptr<transport::Exchange> exchange_;
-  uint64_t payload_per_exchange_ = 0;
-
-  std::vector<ChunkTask> encode_tasks_;  // never moved once made
-  std::vector<ChunkTask> decode_tasks_;
-  std::vector<ErrorSums> encode_errors_;  // by task
-  Step step_;
-  size_t num_left_ = 0;  // tasks of the running hop
-  uint64_t payload_sent_ = 0;
+  const BatchCut cut_;
+  std::vector<CodedSlice> slices_;        // by owner
+  std::vector<std::byte*> bytes_;         // encoded, by owner
+  std::vector<ErrorSums> encode_errors_;  // by own chunk
   ErrorSums errors_;
+  BatchPipeline pipeline_;
 };
 
 }  // namespace ballast::collective

@@ -1,6 +1,5 @@
 #include "server/collective/coded_reducer.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "kernels/canonical_tree.h"
@@ -23,118 +22,95 @@ absl::StatusOr<std::unique_ptr<CodedReducer>> CodedReducer::Create(
     Context* context, BucketId bucket, std::span<std::byte> window) {
   auto reducer =
       std::unique_ptr<CodedReducer>(new CodedReducer(context, bucket, window));
-  RETURN_IF_ERROR(reducer->PrepareExchange());
-  reducer->MakeTasks();
+  for (size_t batch = 0; batch < reducer->cut_[0].size(); ++batch) {
+    RETURN_IF_ERROR(reducer->MakeBatch(batch));
+  }
   return reducer;
 }
 
 CodedReducer::CodedReducer(Context* context, BucketId bucket,
                            std::span<std::byte> window)
-    : context_(context), bucket_(context->bucket(bucket)) {
+    : context_(context),
+      bucket_(context->bucket(bucket)),
+      cut_(CutCodedBatches(bucket_, context->gradient_codecs,
+                           context->parts.batch_bytes)),
+      pipeline_(context, [this] { Report(); }) {
   const auto take = [&window](int64_t bytes) {
-    const std::span<std::byte> taken = window.first(bytes);
+    std::byte* const taken = window.data();
     window = window.subspan(bytes);
     return taken;
   };
   for (const layout::Shard& shard : bucket_.shards) {
     slices_.push_back(PlanSlice(shard, context->gradient_codecs));
     contributions_.push_back(take(slices_.back().bytes));
+    encode_errors_.emplace_back(shard.chunks.size());
   }
   const int self = context->parts.node.value();
+  finish_results_.resize(slices_[self].chunks.size());
   for (const layout::Shard& shard : bucket_.shards) {
     own_slices_.push_back(shard.owner.value() == self
-                              ? contributions_[self].data()
-                              : take(slices_[self].bytes).data());
+                              ? contributions_[self]
+                              : take(slices_[self].bytes));
   }
 }
 
-absl::Status CodedReducer::PrepareExchange() {
-  const NodeRank self = context_->parts.node;
-  const int64_t own_bytes = slices_[self.value()].bytes;
-  transport::ExchangeSpec spec = context_->Spec(kReducePhase, bucket_.id);
+absl::Status CodedReducer::MakeBatch(size_t batch) {
+  BatchPipeline::BatchParts parts{
+      .before = EncodeTasks(batch),
+      .spec = context_->Spec(kReducePhase, bucket_.id, batch),
+      .after = FinishTasks(batch)};
+  const int self = context_->parts.node.value();
   for (const layout::Shard& shard : bucket_.shards) {
     const int peer = shard.owner.value();
-    if (shard.owner == self) continue;
-    if (slices_[peer].bytes > 0) {
-      spec.sends.push_back({shard.owner, contributions_[peer]});
-      payload_per_exchange_ += slices_[peer].payload;
+    if (peer == self) continue;
+    const Batch& theirs = cut_[peer][batch];
+    const Batch& own = cut_[self][batch];
+    if (theirs.num_chunks() > 0) {
+      parts.spec.sends.push_back(
+          {shard.owner, slices_[peer].BytesOf(theirs, contributions_[peer])});
+      parts.payload_bytes += PayloadOf(slices_[peer].ChunksOf(theirs));
     }
-    if (own_bytes > 0) {
-      spec.receives.push_back(
-          {shard.owner, {own_slices_[peer], static_cast<size_t>(own_bytes)}});
+    if (own.num_chunks() > 0) {
+      parts.spec.receives.push_back(
+          {shard.owner, slices_[self].BytesOf(own, own_slices_[peer])});
     }
   }
-  ASSIGN_OR_RETURN(exchange_, context_->parts.transport->Prepare(spec, this));
-  return absl::OkStatus();
+  return pipeline_.Add(std::move(parts));
 }
 
-void CodedReducer::MakeTasks() {
-  size_t num_chunks = 0;
-  for (const CodedSlice& slice : slices_) num_chunks += slice.chunks.size();
-  encode_tasks_.reserve(num_chunks);
-  encode_errors_.resize(num_chunks);
+std::vector<BatchPipeline::Run> CodedReducer::EncodeTasks(size_t batch) {
+  std::vector<BatchPipeline::Run> tasks;
   for (size_t owner = 0; owner < slices_.size(); ++owner) {
-    std::byte* const slice = contributions_[owner].data();
-    for (const std::vector<CodedRun>& runs : slices_[owner].chunks) {
-      ErrorSums* const errors = &encode_errors_[encode_tasks_.size()];
-      encode_tasks_.emplace_back(
-          &context_->gate,
-          [this, slice, errors, runs = std::span(runs)](int thread) {
-            EncodeChunk(thread, runs, slice, errors);
-          },
-          [this] { OnEncoded(); });
+    const Batch& cut = cut_[owner][batch];
+    for (size_t i = cut.first_chunk; i < cut.end_chunk; ++i) {
+      tasks.emplace_back([this, owner, i](int thread) {
+        EncodeChunk(thread, slices_[owner].chunks[i].runs,
+                    contributions_[owner], &encode_errors_[owner][i]);
+      });
     }
   }
-  const auto& own_chunks = slices_[context_->parts.node.value()].chunks;
-  // A node that owns nothing of the bucket has one task, with nothing to do.
-  const size_t num_finish = std::max<size_t>(1, own_chunks.size());
-  finish_tasks_.reserve(num_finish);
-  finish_results_.resize(num_finish);
-  for (size_t i = 0; i < num_finish; ++i) {
-    std::span<const CodedRun> runs;
-    if (i < own_chunks.size()) runs = own_chunks[i];
-    finish_tasks_.emplace_back(
-        &context_->gate,
-        [this, runs, reduced = &finish_results_[i]](int) {
-          FinishChunk(runs, reduced);
-        },
-        [this] { OnFinished(); });
+  return tasks;
+}
+
+std::vector<BatchPipeline::Run> CodedReducer::FinishTasks(size_t batch) {
+  std::vector<BatchPipeline::Run> tasks;
+  const int self = context_->parts.node.value();
+  const Batch& own = cut_[self][batch];
+  for (size_t i = own.first_chunk; i < own.end_chunk; ++i) {
+    tasks.emplace_back([this, self, i](int) {
+      FinishChunk(slices_[self].chunks[i].runs, &finish_results_[i]);
+    });
   }
+  return tasks;
 }
 
-absl::Status CodedReducer::Start(Step step) {
-  step_ = step;
-  num_left_ = encode_tasks_.size();
-  for (ChunkTask& task : encode_tasks_) context_->gate.Submit(&task);
-  return absl::OkStatus();
-}
-
-void CodedReducer::OnEncoded() {
-  if (--num_left_ > 0) return;
+void CodedReducer::Report() {
   errors_ = {};
-  for (const ErrorSums& errors : encode_errors_) errors_.Add(errors);
-  const absl::Status status = exchange_->Post(step_);
-  if (!status.ok()) context_->observer->OnOperationFailed(status);
-}
-
-void CodedReducer::OnExchangeDone(transport::Exchange*, Step,
-                                  const absl::Status& status) {
-  if (!status.ok()) {
-    context_->observer->OnOperationFailed(status);
-    return;
+  for (const std::vector<ErrorSums>& of_owner : encode_errors_) {
+    for (const ErrorSums& errors : of_owner) errors_.Add(errors);
   }
-  payload_sent_ += payload_per_exchange_;
-  num_left_ = finish_tasks_.size();
-  for (ChunkTask& task : finish_tasks_) context_->gate.Submit(&task);
-}
-
-void CodedReducer::OnFinished() {
-  if (--num_left_ > 0) return;
   Reduced reduced;
-  for (const Reduced& partial : finish_results_) {
-    reduced.norm2.Merge(partial.norm2);
-    reduced.finite = reduced.finite && partial.finite;
-  }
+  for (const Reduced& partial : finish_results_) reduced.Merge(partial);
   context_->observer->OnBucketReduced(bucket_.id, reduced);
 }
 
@@ -152,7 +128,8 @@ void CodedReducer::EncodeChunk(int thread, std::span<const CodedRun> runs,
     parts.kernels->tree_sum(context_->dtype(piece), pointers.sources,
                             piece.size(), sum);
     // Each node's contribution is another encoding of the element's gradient.
-    const Run run = context_->RunOf(coded, step_, parts.node.value());
+    const Run run =
+        context_->RunOf(coded, pipeline_.step(), parts.node.value());
     coded.codec->Encode(run, sum, slice + coded.offset);
     errors->Add(Sample(*coded.codec, run, sum));
   }

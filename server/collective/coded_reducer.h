@@ -1,4 +1,5 @@
 // Hops 1 and 2 of one bucket when gradients are quantized between nodes.
+// Batch by batch (batch_cut.h):
 //
 //   each chunk of each owner: tree sum over the local ranks, fp32
 //                             -> encoded into that owner's slice
@@ -23,17 +24,17 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/base/ids.h"
+#include "server/collective/batch_cut.h"
+#include "server/collective/batch_pipeline.h"
 #include "server/collective/bucket_operation.h"
-#include "server/collective/chunk_task.h"
 #include "server/collective/coded_slice.h"
 #include "server/collective/context.h"
 #include "server/collective/error_sums.h"
-#include "server/transport/transport.h"
+#include "server/layout/layout.h"
 
 namespace ballast::collective {
 
-class CodedReducer final : public BucketOperation,
-                           private transport::ExchangeObserver {
+class CodedReducer final : public BucketOperation {
  public:
   // Of each owner's slice as this node contributes to it, and of what the
   // peers contribute to its own.
@@ -43,23 +44,16 @@ class CodedReducer final : public BucketOperation,
   static absl::StatusOr<std::unique_ptr<CodedReducer>> Create(
       Context* context, BucketId bucket, std::span<std::byte> window);
 
-  absl::Status Start(Step step) override;
-  void Cancel() override { exchange_->Cancel(); }
-  uint64_t payload_sent() const override { return payload_sent_; }
-  const transport::Exchange* exchange() const override {
-    return exchange_.get();
-  }
+  BatchPipeline* pipeline() override { return &pipeline_; }
   ErrorSums errors() const override { return errors_; }
 
  private:
   CodedReducer(Context* context, BucketId bucket, std::span<std::byte> window);
 
-  absl::Status PrepareExchange();
-  void MakeTasks();
-  void OnEncoded();
-  void OnFinished();
-  void OnExchangeDone(transport::Exchange* exchange, Step step,
-                      const absl::Status& status) override;
+  absl::Status MakeBatch(size_t batch);
+  std::vector<BatchPipeline::Run> EncodeTasks(size_t batch);
+  std::vector<BatchPipeline::Run> FinishTasks(size_t batch);
+  void Report();
 
   // On pool threads.
   void EncodeChunk(int thread, std::span<const CodedRun> runs, std::byte* slice,
@@ -68,20 +62,14 @@ class CodedReducer final : public BucketOperation,
 
   Context* const context_;
   const layout::Bucket& bucket_;
-  std::vector<CodedSlice> slices_;      // by owner
-  std::vector<std::byte*> own_slices_;  // of the own slice: by contributor
-  std::vector<std::span<std::byte>> contributions_;  // of this node, by owner
-  std::unique_ptr<transport::Exchange> exchange_;
-  uint64_t payload_per_exchange_ = 0;
-
-  std::vector<ChunkTask> encode_tasks_;  // never moved once made
-  std::vector<ChunkTask> finish_tasks_;
-  std::vector<ErrorSums> encode_errors_;  // by task
-  std::vector<Reduced> finish_results_;
-  Step step_;
-  size_t num_left_ = 0;  // tasks of the running hop
-  uint64_t payload_sent_ = 0;
+  const BatchCut cut_;
+  std::vector<CodedSlice> slices_;         // by owner
+  std::vector<std::byte*> contributions_;  // of this node, by owner
+  std::vector<std::byte*> own_slices_;     // of the own slice: by contributor
+  std::vector<std::vector<ErrorSums>> encode_errors_;  // by owner, by chunk
+  std::vector<Reduced> finish_results_;                // by own chunk
   ErrorSums errors_;
+  BatchPipeline pipeline_;
 };
 
 }  // namespace ballast::collective

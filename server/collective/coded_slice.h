@@ -4,6 +4,7 @@
 //
 //   chunk 0                    chunk 1
 //   | a[0, 4096) | b[0, 300) | | c[0, 2048) | …     codecs by tensor
+//   chunks[0].offset           chunks[1].offset
 //
 // Threading: plain values; immutable once planned.
 #ifndef SERVER_COLLECTIVE_CODED_SLICE_H_
@@ -14,6 +15,7 @@
 #include <span>
 #include <vector>
 
+#include "server/collective/batch_cut.h"
 #include "server/collective/codec.h"
 #include "server/layout/types.h"
 
@@ -25,26 +27,66 @@ struct CodedRun {
   int64_t offset = 0;  // bytes, in the slice
 };
 
-struct CodedSlice {
-  std::vector<std::vector<CodedRun>> chunks;
+struct CodedChunk {
+  std::vector<CodedRun> runs;
+  int64_t offset = 0;  // bytes, in the slice
   int64_t bytes = 0;
   uint64_t payload = 0;  // without alignment
 };
 
-// `codecs` by tensor. The shard and the codecs outlive the slice.
-inline CodedSlice PlanSlice(const layout::Shard& shard,
-                            std::span<const std::unique_ptr<Codec>> codecs) {
+struct CodedSlice {
+  std::vector<CodedChunk> chunks;
+  int64_t bytes = 0;
+
+  std::span<const CodedChunk> ChunksOf(const Batch& batch) const {
+    return std::span(chunks).subspan(batch.first_chunk, batch.num_chunks());
+  }
+  // Of what lies at `slice`.
+  template <typename Byte>
+  std::span<Byte> BytesOf(const Batch& batch, Byte* slice) const {
+    if (batch.num_chunks() == 0) return {};
+    const CodedChunk& last = chunks[batch.end_chunk - 1];
+    const int64_t begin = chunks[batch.first_chunk].offset;
+    return {slice + begin, slice + last.offset + last.bytes};
+  }
+};
+
+using Codecs = std::vector<std::unique_ptr<Codec>>;  // by tensor
+
+// The shard and the codecs outlive the slice.
+inline CodedSlice PlanSlice(const layout::Shard& shard, const Codecs& codecs) {
   CodedSlice slice;
   for (const layout::Chunk& chunk : shard.chunks) {
-    std::vector<CodedRun>& runs = slice.chunks.emplace_back();
+    CodedChunk& coded = slice.chunks.emplace_back();
+    coded.offset = slice.bytes;
     for (const layout::Piece& piece : chunk.pieces) {
       const Codec* const codec = codecs[piece.tensor.value()].get();
-      runs.push_back({&piece, codec, slice.bytes});
-      slice.bytes += codec->EncodedBytes(piece.size());
-      slice.payload += codec->PayloadBytes(piece.size());
+      coded.runs.push_back({&piece, codec, coded.offset + coded.bytes});
+      coded.bytes += codec->EncodedBytes(piece.size());
+      coded.payload += codec->PayloadBytes(piece.size());
     }
+    slice.bytes += coded.bytes;
   }
   return slice;
+}
+
+inline uint64_t PayloadOf(std::span<const CodedChunk> chunks) {
+  uint64_t payload = 0;
+  for (const CodedChunk& chunk : chunks) payload += chunk.payload;
+  return payload;
+}
+
+// By what the chunks take when encoded.
+inline BatchCut CutCodedBatches(const layout::Bucket& bucket,
+                                const Codecs& codecs, int64_t batch_bytes) {
+  const auto encoded_bytes = [&codecs](const layout::Chunk& chunk) {
+    int64_t bytes = 0;
+    for (const layout::Piece& piece : chunk.pieces) {
+      bytes += codecs[piece.tensor.value()]->EncodedBytes(piece.size());
+    }
+    return bytes;
+  };
+  return CutBatches(bucket, encoded_bytes, batch_bytes);
 }
 
 }  // namespace ballast::collective

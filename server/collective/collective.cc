@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/base/status_macros.h"
+#include "server/collective/batch_pipeline.h"
 #include "server/collective/broadcast.h"
 #include "server/collective/bucket_operation.h"
 #include "server/collective/bucket_publisher.h"
@@ -19,7 +20,6 @@
 #include "server/collective/context.h"
 #include "server/collective/error_sums.h"
 #include "server/collective/reduce_order.h"
-#include "server/collective/window_plan.h"
 
 namespace ballast::collective {
 namespace {
@@ -57,10 +57,10 @@ absl::Status CheckParts(const Parts& parts) {
                      " elements for quantized weights; the layout has ",
                      layout.state_elements(parts.node)));
   }
-  if (parts.buckets_in_flight < 1) {
-    return absl::InvalidArgumentError(absl::StrCat("buckets_in_flight is ",
-                                                   parts.buckets_in_flight,
-                                                   "; at least one is needed"));
+  if (parts.buckets_in_flight < 1 || parts.batch_bytes < 1) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "buckets_in_flight is ", parts.buckets_in_flight, ", batch_bytes ",
+        parts.batch_bytes, "; both are at least one"));
   }
   if (topology.num_nodes > 1 && parts.transport == nullptr) {
     return absl::InvalidArgumentError(
@@ -152,7 +152,7 @@ class HierarchicalCollective final : public Collective,
   void StartReduce(BucketId bucket, Step step) override {
     if (context_.gate.is_shut()) return;
     if (!has_peers()) {
-      FailLater(reducers_[bucket.value()]->Start(step));
+      FailLater(reducers_[bucket.value()]->pipeline()->Start(step));
       return;
     }
     reduce_order_.Request(bucket, step);
@@ -162,7 +162,7 @@ class HierarchicalCollective final : public Collective,
   void StartPublish(BucketId bucket, Step step) override {
     if (context_.gate.is_shut()) return;
     if (!codes_weights()) {
-      FailLater(publishers_[bucket.value()]->Start(step));
+      FailLater(publishers_[bucket.value()]->pipeline()->Start(step));
       return;
     }
     publish_order_.Request(bucket, step);
@@ -181,18 +181,18 @@ class HierarchicalCollective final : public Collective,
 
   ByteCounts byte_counts() const override {
     ByteCounts counts;
-    const auto add = [&counts](const transport::Exchange* exchange) {
-      if (exchange == nullptr) return;
-      counts.wire_sent += exchange->counters().wire_sent;
-      counts.wire_received += exchange->counters().wire_received;
+    const auto add = [&counts](const transport::Exchange& exchange) {
+      const transport::ByteCounters& of_exchange = exchange.counters();
+      counts.wire_sent += of_exchange.wire_sent;
+      counts.wire_received += of_exchange.wire_received;
     };
     for (const auto* operations : {&reducers_, &publishers_}) {
       for (const auto& operation : *operations) {
-        add(operation->exchange());
-        counts.payload_sent += operation->payload_sent();
+        operation->pipeline()->ForEachExchange(add);
+        counts.payload_sent += operation->pipeline()->payload_sent();
       }
     }
-    for (const auto& exchange : broadcast_.exchanges()) add(exchange.get());
+    for (const auto& exchange : broadcast_.exchanges()) add(*exchange);
     return counts;
   }
 
@@ -244,7 +244,7 @@ class HierarchicalCollective final : public Collective,
           reduce_bytes,
           codes_gradients()
               ? CodedReducer::WindowBytes(context_, bucket.id)
-              : PlanWindow(bucket, context_.tree, parts.node).elements *
+              : BucketReducer::WindowElements(context_, bucket.id) *
                     sizeof(float));
       if (!codes_weights()) continue;
       publish_bytes = std::max(
@@ -291,7 +291,8 @@ class HierarchicalCollective final : public Collective,
 
   void Enter(ReduceOrder* order, const Operations& operations) {
     while (const std::optional<ReduceRequest> next = order->Enter()) {
-      FailLater(operations[next->bucket.value()]->Start(next->step));
+      FailLater(
+          operations[next->bucket.value()]->pipeline()->Start(next->step));
     }
   }
 
@@ -299,8 +300,9 @@ class HierarchicalCollective final : public Collective,
   // task that ends is heard of.
   void Stop() {
     context_.gate.Shut();
-    for (const auto& reducer : reducers_) reducer->Cancel();
-    for (const auto& publisher : publishers_) publisher->Cancel();
+    for (const auto* operations : {&reducers_, &publishers_}) {
+      for (const auto& operation : *operations) operation->pipeline()->Cancel();
+    }
     broadcast_.Cancel();
   }
 

@@ -291,7 +291,7 @@ class SwappingTransport final : public transport::Transport {
       const transport::ExchangeSpec& spec,
       transport::ExchangeObserver* observer) override {
     transport::ExchangeSpec swapped = spec;
-    if (spec.phase == phase_ && spec.sends.size() > 1 &&
+    if (PhaseOf(spec.phase) == phase_ && spec.sends.size() > 1 &&
         spec.sends[0].bytes.size() == spec.sends[1].bytes.size()) {
       std::swap(swapped.sends[0].bytes, swapped.sends[1].bytes);
     }

@@ -100,6 +100,7 @@ TEST(CollectiveReduceTest, BitsDoNotDependOnCutsOrderOrTiming) {  // I9, I25
              .bucket_bytes = bucket_bytes[seed / 4 % 4],
              .chunk_bytes = seed * 3'000,
              .buckets_in_flight = static_cast<int>(1 + seed % 5),
+             .batch_bytes = static_cast<int64_t>(1 + seed % 3 * 20'000),
              .seed = seed,
              .faults = {.max_delay = absl::Milliseconds(2), .loss = 0.2}});
     rig.CreateAll(Generation(1));

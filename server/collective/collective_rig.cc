@@ -11,6 +11,7 @@
 #include "kernels/dtype.h"
 #include "kernels/reference/reference.h"
 #include "server/base/random.h"
+#include "server/base/sim_compute_pool.h"
 #include "server/base/status_matchers.h"
 #include "server/layout/policy.h"
 
@@ -132,8 +133,13 @@ void Rig::MakeNode(int rank) {
   Node& node = nodes_[rank];
   node.process = std::make_unique<base::SimProcess>(
       &world_, "node " + std::to_string(rank));
-  node.pool = std::make_unique<base::SimComputePool>(
-      node.process.get(), options_.seed + rank, 1 + (rank + options_.seed) % 3);
+  if (options_.make_pool) {
+    node.pool = options_.make_pool(node.process.get());
+  } else {
+    node.pool = std::make_unique<base::SimComputePool>(
+        node.process.get(), options_.seed + rank,
+        1 + (rank + options_.seed) % 3);
+  }
   node.transport = *network_.AddNode(NodeRank(rank), node.process.get());
   node.weights.assign(layout_.weights_bytes(), kPoison);
   if (options_.wrap_transport) {
@@ -184,6 +190,7 @@ Parts Rig::PartsOf(int rank) {
           .plan = &plan_,
           .master = node.master,
           .buckets_in_flight = options_.buckets_in_flight,
+          .batch_bytes = options_.batch_bytes,
           .observer = &node.observer};
 }
 

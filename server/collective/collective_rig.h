@@ -12,8 +12,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "server/base/compute_pool.h"
+#include "server/base/executor.h"
 #include "server/base/ids.h"
-#include "server/base/sim_compute_pool.h"
 #include "server/base/sim_executor.h"
 #include "server/collective/collective.h"
 #include "server/device/host/host_device.h"
@@ -41,11 +42,15 @@ struct RigOptions {
   uint64_t bucket_bytes = 40'000;
   uint64_t chunk_bytes = 16'384;
   int buckets_in_flight = 3;
-  uint64_t seed = 1;  // of delays and orders; never of values
+  int64_t batch_bytes = 1;  // each chunk for itself
+  uint64_t seed = 1;        // of delays and orders; never of values
   std::vector<layout::TensorSpec> tensors = MixedTensors();
   MakeGradient gradient = NoiseGradient();
   transport::LinkFaults faults = {};
   std::string exchange = "exact";  // layout/policy.h
+  // Of a node, instead of one that takes random times.
+  std::function<std::unique_ptr<base::ComputePool>(base::Executor* executor)>
+      make_pool = nullptr;
   // Of a node's transport, to break it.
   std::function<std::unique_ptr<transport::Transport>(
       NodeRank node, transport::Transport* inner)>
@@ -144,7 +149,7 @@ class Rig {
     std::unique_ptr<base::SimProcess> process;
     std::unique_ptr<transport::Transport> transport;
     std::unique_ptr<transport::Transport> wrapped;  // null: none
-    std::unique_ptr<base::SimComputePool> pool;
+    std::unique_ptr<base::ComputePool> pool;
     std::vector<std::vector<std::byte>> gradients;
     std::vector<std::byte> weights;
     std::vector<float> state_gradient;

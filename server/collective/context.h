@@ -108,11 +108,12 @@ struct Context {
       if (norm.finite) reduced->norm2.Add(norm.norm2);
     }
   }
-  transport::ExchangeSpec Spec(uint32_t phase, BucketId bucket) const {
+  transport::ExchangeSpec Spec(uint32_t phase, BucketId bucket,
+                               size_t batch) const {
     transport::ExchangeSpec spec;
     spec.job = parts.job_key;
     spec.generation = generation;
-    spec.phase = phase;
+    spec.phase = PhaseOnWire(phase, batch);
     spec.bucket = bucket;
     return spec;
   }

@@ -20,14 +20,25 @@ namespace ballast::collective {
 
 class CollectiveObserver;
 
-// Phases of exchanges, on the wire.
+// Phases of exchanges, on the wire: in the low byte, the batch of the bucket
+// above it (batch_cut.h).
 inline constexpr uint32_t kReducePhase = 2;
 inline constexpr uint32_t kPublishPhase = 3;
 inline constexpr uint32_t kBroadcastPhase = 4;
 
+constexpr uint32_t PhaseOnWire(uint32_t phase, size_t batch) {
+  return phase | static_cast<uint32_t>(batch) << 8;
+}
+constexpr uint32_t PhaseOf(uint32_t on_wire) { return on_wire & 0xff; }
+
 struct Reduced {
   kernels::ExactSum norm2;  // over the elements this node owns
   bool finite = true;       // all of them
+
+  void Merge(const Reduced& other) {
+    norm2.Merge(other.norm2);
+    finite = finite && other.finite;
+  }
 };
 
 struct ByteCounts {
@@ -55,6 +66,10 @@ struct Parts {
   const layout::ExchangePlan* plan = nullptr;
   std::span<const float> master = {};
   int buckets_in_flight = 8;
+  // What a batch of a bucket takes at least, if the bucket has as much; the
+  // same on every node. A message's header is 112 bytes, and a part costs
+  // three or four, so this keeps them below 0.5 %.
+  int64_t batch_bytes = 128 << 10;
   CollectiveObserver* observer = nullptr;
 };
 

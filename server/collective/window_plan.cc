@@ -2,18 +2,25 @@
 
 namespace ballast::collective {
 
-WindowPlan PlanWindow(const layout::Bucket& bucket, const TreePlan& tree,
+WindowPlan PlanWindow(const BatchCut& cut, const TreePlan& tree,
                       NodeRank node) {
   WindowPlan plan;
-  for (const layout::Shard& shard : bucket.shards) {
-    plan.sums.push_back(plan.elements);
-    plan.elements += SliceElements(shard) * tree.num_ranges(node);
+  const auto place = [&plan](const std::vector<Batch>& batches, int num_sums) {
+    std::vector<int64_t> begins;
+    for (const Batch& batch : batches) {
+      begins.push_back(plan.elements);
+      plan.elements += num_sums * batch.elements();
+    }
+    return begins;
+  };
+  for (const std::vector<Batch>& batches : cut) {
+    plan.sums.push_back(place(batches, tree.num_ranges(node)));
   }
-  const int64_t own = SliceElements(bucket.shards[node.value()]);
-  for (const layout::Shard& shard : bucket.shards) {
-    plan.received.push_back(plan.elements);
-    if (shard.owner == node) continue;
-    plan.elements += own * tree.num_ranges(shard.owner);
+  const std::vector<Batch>& own = cut[node.value()];
+  for (size_t peer = 0; peer < cut.size(); ++peer) {
+    const NodeRank rank(static_cast<int32_t>(peer));
+    plan.received.push_back(rank == node ? plan.sums[peer]
+                                         : place(own, tree.num_ranges(rank)));
   }
   return plan;
 }

@@ -1,10 +1,12 @@
 // Where the sums of one bucket lie in the scratch window of one node, in fp32
-// elements. An owner's slice is [bucket_begin, bucket_end) of its shard; every
-// sum of it has the slice's length, padding included.
+// elements. Every sum of a batch (batch_cut.h) has the batch's length, padding
+// included.
 //
-//   for each owner o:   s0(slice o) | s1(slice o) | …   this node's subtrees;
-//                       one run of bytes, sent to o (or kept, o = itself)
-//   for each peer p:    s0(own slice) | s1 | …          p's subtrees, received
+//   for each owner o, each batch b of o's shard:
+//       s0(b) | s1(b) | …   this node's subtrees; one run of bytes, sent to o
+//                           (or kept, o = itself)
+//   for each peer p, each batch b of the own shard:
+//       s0(b) | s1(b) | …   p's subtrees, received
 //
 // Threading: plain values.
 #ifndef SERVER_COLLECTIVE_WINDOW_PLAN_H_
@@ -14,23 +16,20 @@
 #include <vector>
 
 #include "server/base/ids.h"
+#include "server/collective/batch_cut.h"
 #include "server/collective/tree_plan.h"
-#include "server/layout/types.h"
 
 namespace ballast::collective {
 
 struct WindowPlan {
-  std::vector<int64_t> sums;      // per owner: where its run begins
-  std::vector<int64_t> received;  // per peer; own entry unused
-  int64_t elements = 0;           // in all
+  // Where a batch's run begins: by owner, by batch; by contributor, by own
+  // batch (of the node itself: among `sums`).
+  std::vector<std::vector<int64_t>> sums;
+  std::vector<std::vector<int64_t>> received;
+  int64_t elements = 0;  // in all
 };
 
-inline int64_t SliceElements(const layout::Shard& shard) {
-  return shard.bucket_end - shard.bucket_begin;
-}
-
-WindowPlan PlanWindow(const layout::Bucket& bucket, const TreePlan& tree,
-                      NodeRank node);
+WindowPlan PlanWindow(const BatchCut& cut, const TreePlan& tree, NodeRank node);
 
 }  // namespace ballast::collective
 

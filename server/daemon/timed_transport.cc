@@ -4,6 +4,7 @@
 
 #include "absl/time/time.h"
 #include "server/base/status_macros.h"
+#include "server/collective/parts.h"
 
 namespace ballast::daemon {
 namespace {
@@ -57,7 +58,7 @@ class TimedExchange final : public transport::Exchange,
 absl::StatusOr<std::unique_ptr<transport::Exchange>> TimedTransport::Prepare(
     const transport::ExchangeSpec& spec,
     transport::ExchangeObserver* observer) {
-  const auto histogram = histograms_.find(spec.phase);
+  const auto histogram = histograms_.find(collective::PhaseOf(spec.phase));
   if (histogram == histograms_.end()) return inner_->Prepare(spec, observer);
   ASSIGN_OR_RETURN(
       std::unique_ptr<transport::Exchange> exchange,

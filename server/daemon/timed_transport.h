@@ -20,7 +20,8 @@ namespace ballast::daemon {
 
 class TimedTransport final : public transport::Transport {
  public:
-  // Seconds per exchange, by phase; phases that are not named are not measured.
+  // Seconds per exchange, by the collective's phase, whatever the batch;
+  // phases that are not named are not measured.
   using Histograms = absl::flat_hash_map<uint32_t, metrics::Histogram*>;
 
   TimedTransport(transport::Transport* inner, const base::Clock* clock,
