@@ -86,14 +86,15 @@ TEST(SimControlTest, SumInsteadOfMeanIsFound) {  // I6
 
 TEST(SimControlTest, OneWrongBitIsFound) {  // I25
   kernels::Kernels broken = kernels::Reference();
-  broken.optimizer_step = [](kernels::OptimizerKind kind,
-                             const kernels::StepScalars& scalars, int64_t count,
-                             const float* gradient, float* master, float* m,
-                             float* v, kernels::DType dtype, void* out) {
-    kernels::Reference().optimizer_step(kind, scalars, count, gradient, master,
-                                        m, v, dtype, out);
-    if (out != nullptr) *static_cast<uint8_t*>(out) ^= 1;
-  };
+  broken.optimizer_step_undo =
+      [](kernels::OptimizerKind kind, const kernels::StepScalars& scalars,
+         int64_t count, const float* gradient, float* master, float* m,
+         float* v, kernels::DType dtype, void* out,
+         const kernels::StepUndo& undo) {
+        kernels::Reference().optimizer_step_undo(
+            kind, scalars, count, gradient, master, m, v, dtype, out, undo);
+        if (out != nullptr) *static_cast<uint8_t*>(out) ^= 1;
+      };
   EXPECT_TRUE(absl::StrContains(ViolationsWith(broken), "I25"));
 }
 
