@@ -8,6 +8,7 @@ from typing import Any, Iterable, List, Sequence
 from . import errors
 
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
+_WILD = re.compile(r"[*?[]")
 _TENSOR = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,254}\Z")
 
 
@@ -61,7 +62,11 @@ def matching(pattern_list: Sequence[str], names: Sequence[str],
     """The names that match any pattern (fnmatch: * ? [abc], case counts). A
     pattern that matches nothing is an error: it is a typo."""
     result = set()
+    known = set(names)
     for pattern in pattern_list:
+        if pattern in known and not _WILD.search(pattern):
+            result.add(pattern)
+            continue
         found = [n for n in names if fnmatch.fnmatchcase(n, pattern)]
         if not found:
             raise errors.InvalidArgument(
