@@ -7,11 +7,12 @@ import ctypes
 import os
 from ctypes import (POINTER, byref, c_char, c_char_p, c_double, c_int,
                     c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p)
-from typing import Any, Callable, Generator, List, Optional, Tuple
+from typing import (Any, Callable, Generator, List, NamedTuple, Optional,
+                    Tuple)
 
 from . import errors
 
-_ABI_MAJOR = 1
+_ABI_MAJOR, _ABI_MINOR = 1, 1
 _CANCELLED = 1
 ALL_TENSORS = (1 << (8 * ctypes.sizeof(c_size_t))) - 1
 
@@ -54,6 +55,14 @@ class ResultStruct(ctypes.Structure):
                 ("stage_seconds", c_double * 6)]
 
 
+class WeightsPlace(NamedTuple):
+    """Where a tensor's weights lie. The fd is the library's: -1 if no tensor
+    has elements, closed with the session."""
+    fd: int
+    segment_bytes: int
+    offset: int
+
+
 _INTERRUPTED = ctypes.CFUNCTYPE(c_int, c_void_p)
 _ERROR = POINTER(ErrorStruct)
 
@@ -64,6 +73,9 @@ _PROTOTYPES = {
     "ballast_get_info": (c_int, [c_void_p, POINTER(InfoStruct), _ERROR]),
     "ballast_params": (c_void_p, [c_void_p, c_size_t, POINTER(c_uint64)]),
     "ballast_grads": (c_void_p, [c_void_p, c_size_t, POINTER(c_uint64)]),
+    "ballast_weights": (c_int, [c_void_p, c_size_t, POINTER(c_int),
+                                POINTER(c_uint64), POINTER(c_uint64),
+                                _ERROR]),
     "ballast_group_get": (c_int, [c_void_p, c_size_t, POINTER(GroupStruct),
                                   _ERROR]),
     "ballast_group_set": (c_int, [c_void_p, c_size_t, POINTER(GroupStruct),
@@ -119,11 +131,11 @@ def load() -> ctypes.CDLL:
             % (path, error)) from error
     library.ballast_abi_version.restype = c_uint32
     version = library.ballast_abi_version()
-    if version >> 16 != _ABI_MAJOR:
+    if version >> 16 != _ABI_MAJOR or version & 0xffff < _ABI_MINOR:
         raise errors.FailedPrecondition(
-            "%s has ABI version %d.%d, this package needs %d: use the library "
-            "and the package of one build"
-            % (path, version >> 16, version & 0xffff, _ABI_MAJOR))
+            "%s has ABI version %d.%d, this package needs %d.%d: use the "
+            "library and the package of one build"
+            % (path, version >> 16, version & 0xffff, _ABI_MAJOR, _ABI_MINOR))
     for name, (result, arguments) in _PROTOTYPES.items():
         function = getattr(library, name)
         function.restype = result
@@ -203,6 +215,13 @@ class Handle:
         address = self._library.ballast_grads(self._session, tensor,
                                               byref(size))
         return address or 0, size.value
+
+    def weights_place(self, tensor: int) -> WeightsPlace:
+        fd, size, offset = c_int(-1), c_uint64(), c_uint64()
+        self.call(lambda error: self._library.ballast_weights(
+            self._session, tensor, byref(fd), byref(size), byref(offset),
+            error))
+        return WeightsPlace(fd.value, size.value, offset.value)
 
     def group(self, index: int) -> GroupStruct:
         group = GroupStruct()

@@ -179,6 +179,12 @@ class Session:
             arrays[spec.name] = array
         return arrays, "params" if weights else "grads", absent
 
+    def weights_place(self, name: str) -> _library.WeightsPlace:
+        """For a mapping of one's own: the segment of all weights (opened
+        read-only; map it at once, the fd stays the session's), its size, and
+        where in it the tensor lies."""
+        return self._handle.weights_place(self._tensor(name))
+
     # ---- Where the job is. ----
 
     @property

@@ -1,0 +1,96 @@
+"""What users do by mistake, told so that they find it."""
+
+import gc
+import sys
+from typing import Any, Iterable, Optional
+
+import torch
+
+from .. import errors
+from . import _weights
+from ._parameters import Entry
+
+
+def _ddp_class() -> Optional[type]:
+    """DistributedDataParallel, if anybody could have wrapped with it."""
+    module = sys.modules.get("torch.nn.parallel.distributed")
+    distributed = getattr(torch, "distributed", None)
+    if module is None or distributed is None or \
+            not distributed.is_available() or \
+            not distributed.is_initialized():
+        return None
+    return getattr(module, "DistributedDataParallel", None)
+
+
+def check_not_ddp(model: Any, entries: Iterable[Entry]) -> None:
+    """Refuses a model that DDP averages as well. Looks at every object, so
+    it is for the start and for errors."""
+    ddp = _ddp_class()
+    if ddp is None:
+        return
+    mine = {id(entry.parameter) for entry in entries}
+    wrappers = [model] if isinstance(model, ddp) else [
+        thing for thing in gc.get_objects() if isinstance(thing, ddp)]
+    for wrapper in wrappers:
+        if any(id(parameter) in mine for parameter in wrapper.parameters()):
+            raise errors.FailedPrecondition(
+                "the model is also wrapped in DistributedDataParallel: both "
+                "would average the gradients, and DDP would write to the "
+                "published weights. Use the model without DDP")
+
+
+def edited(model: Any, entries: Iterable[Entry], entry: Entry,
+           is_replaced: bool, was: "Shape") -> Exception:
+    """Why a parameter is not as the optimizer left it."""
+    try:
+        check_not_ddp(model, entries)
+    except errors.FailedPrecondition as error:
+        return error
+    if not is_replaced:
+        return _weights.refuse_edit(entry.name)
+    now = Shape(entry.parameter)
+    change = now.change_from(was)
+    return errors.FailedPrecondition(
+        "parameter %r was given other memory after the optimizer was built "
+        "(%s): model.to(), .half(), .float(), channels_last and assignments "
+        "to .data must come before it" % (entry.name, change))
+
+
+class Shape:
+    """What conversions change of a tensor."""
+
+    def __init__(self, tensor: torch.Tensor):
+        self.dtype = tensor.dtype
+        self.device = tensor.device
+        self.shape = tuple(tensor.shape)
+        self.stride = tensor.stride()
+
+    def change_from(self, was: "Shape") -> str:
+        for what in ("dtype", "device", "shape", "stride"):
+            then, now = getattr(was, what), getattr(self, what)
+            if then != now:
+                return "%s %s then, %s now" % (what, then, now)
+        return "same shape and dtype"
+
+
+def check_requires_grad(entries: Iterable[Entry]) -> None:
+    for entry in entries:
+        if entry.group >= 0 and \
+                entry.parameter.requires_grad != entry.is_trainable:
+            raise errors.FailedPrecondition(
+                "requires_grad of parameter %r was %s when the optimizer was "
+                "built and is %s now: what is trained cannot change during a "
+                "job. Set it before, or build another optimizer (close() this "
+                "one first)" % (entry.name, entry.is_trainable,
+                                entry.parameter.requires_grad))
+
+
+def check_still_in(model: torch.nn.Module, entries: Iterable[Entry]) -> None:
+    """Refuses a model whose parameters were replaced by other objects."""
+    mine = {id(entry.parameter) for entry in entries}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and id(parameter) not in mine:
+            raise errors.FailedPrecondition(
+                "parameter %r of the model is not the one that the optimizer "
+                "was built with: a layer was added or replaced since. Change "
+                "the model first, then build the optimizer" % name)

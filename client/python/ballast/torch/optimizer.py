@@ -1,0 +1,486 @@
+"""Optimizer: a torch.optim.Optimizer whose state lives in the daemon."""
+
+import atexit
+import os
+import sys
+import time
+import weakref
+from typing import Any, Callable, Dict, Iterator, List, Optional, Union
+
+import torch
+
+from .. import _names, errors
+from ..result import StepResult
+from ..session import Session
+from . import _hyper, _mistakes, _weights
+from ._gradients import Gradients
+from ._guard import Guard
+from ._overlap import Overlap
+from ._parameters import Entry, parse
+from ._state import State
+from ._weights import Weights
+
+_live: "weakref.WeakSet[Optimizer]" = weakref.WeakSet()
+
+
+class Optimizer(torch.optim.Optimizer):
+    """One rank's optimizer; state and update are the daemon's.
+
+        optimizer = ballast.torch.Optimizer(
+            model.parameters(), torch.optim.AdamW, lr=3e-4, job="gpt2")
+
+    Parameters become views of the published weights, gradients views of this
+    rank's gradient segment. Building it blocks until all ranks are there.
+
+    Args:
+      params: parameters, (name, parameter) pairs, or groups of either, as
+        torch.optim takes them. requires_grad=False: registered as frozen.
+      optimizer: a class of torch.optim or its name.
+      model: the module that is trained: gives the parameters their names,
+        its persistent buffers are committed with each step, and mistakes are
+        found earlier. Its parameters that are in no group are frozen.
+      gradient_clipping: largest global norm; None: no clipping.
+      overlap: gradients are pushed during backward, bucket by bucket, and
+        step() returns at commit: the new weights are waited for where they
+        are first used. Needs model=.
+      backward_passes_per_step: with overlap: push in the k-th backward.
+      buffers: "cursor": persistent buffers of `model` that change are
+        committed; "local": they stay with this process.
+      strict: refuse what the exchange policy cannot honour.
+      job, exchange, resume, address, coordinator, token, timeout,
+      connect_timeout, tenant, bucket_bytes, hold, rank, world_size,
+      local_rank, local_world_size, node_rank: see ballast.Session.
+      **hyper: the optimizer's own arguments: lr, betas, weight_decay, …
+
+    Threads and forks: as ballast.Session.
+    """
+
+    # GradScaler hands its scale over instead of touching gradients itself.
+    _step_supports_amp_scaling = True
+
+    def __init__(self, params: Any, optimizer: Union[type, str] = "adamw", *,
+                 model: Optional[torch.nn.Module] = None,
+                 job: Optional[str] = None, exchange: Any = "exact",
+                 gradient_clipping: Optional[float] = None,
+                 overlap: bool = False, backward_passes_per_step: int = 1,
+                 resume: str = "auto", address: Optional[str] = None,
+                 coordinator: Optional[str] = None,
+                 token: Optional[str] = None, strict: bool = True,
+                 buffers: str = "cursor", timeout: float = 600.0,
+                 connect_timeout: float = 30.0, tenant: Optional[str] = None,
+                 bucket_bytes: Optional[int] = None,
+                 hold: Optional[float] = None, rank: Optional[int] = None,
+                 world_size: Optional[int] = None,
+                 local_rank: Optional[int] = None,
+                 local_world_size: Optional[int] = None,
+                 node_rank: Optional[int] = None, **hyper: Any):
+        self._is_open = False
+        self._name = _hyper.optimizer_name(optimizer)
+        defaults = _hyper.defaults(self._name, hyper)
+        parsed = parse(params, model)
+        self._entries: List[Entry] = parsed.entries
+        self._trainable = [e for e in parsed.entries if e.is_trainable]
+        self._model = model
+        _mistakes.check_not_ddp(model, self._entries)
+        _check_unowned(self._entries)
+        if buffers not in ("cursor", "local"):
+            raise errors.InvalidArgument(
+                "buffers must be \"cursor\" or \"local\", not %s"
+                % _names.shown(buffers))
+        self._overlap = Overlap.create(self, model, overlap,
+                                       backward_passes_per_step)
+        given = [_hyper.group_values(self._name, group, index)
+                 for index, group in enumerate(parsed.groups)]
+        super().__init__([{"params": group["params"], **others, **values}
+                          for group, (values, others)
+                          in zip(parsed.groups, given)], defaults)
+        self._arguments = dict(
+            job=job, optimizer={"name": self._name, **defaults},
+            param_groups=_session_groups(self._entries, self.param_groups,
+                                         self._name),
+            trainable=[e.name for e in self._trainable],
+            exchange=_exchange(exchange, strict),
+            gradient_clipping=gradient_clipping, address=address,
+            coordinator=coordinator, token=token, timeout=timeout,
+            connect_timeout=connect_timeout, tenant=tenant,
+            bucket_bytes=bucket_bytes, hold=hold, rank=rank,
+            world_size=world_size, local_rank=local_rank,
+            local_world_size=local_world_size, node_rank=node_rank)
+        self._clipping = gradient_clipping or 0.0
+        self.loss_scale: float = 1.0
+        self.last_result: Optional[StepResult] = None
+        self._pid = os.getpid()
+        self._pending: Optional[bytes] = None  # cursor of a step handed over
+        self._pending_user = b""
+        self._early: Optional[StepResult] = None  # by clip_grad_norm_
+        self._is_repeat = False
+        self._is_finished = False
+        self._state = State(model if buffers == "cursor" else None)
+        self._open(resume)
+        if self.session.resumed:
+            self._take_over()
+        if model is not None:
+            self._guard = model.register_forward_pre_hook(
+                Guard(weakref.ref(self)))
+        _live.add(self)
+        atexit.register(_end_at_exit, weakref.ref(self))
+
+    def _open(self, resume: str) -> None:
+        self.session: Session = Session(
+            tensors=_weights.values(self._entries), resume=resume,
+            **self._arguments)
+        self._is_open = True
+        copies = self.grad_copies if hasattr(self, "_gradients") else 0
+        self._weights = Weights(self.session, self._entries, self._explain)
+        self._shapes = {e.name: _mistakes.Shape(e.parameter)
+                        for e in self._entries}
+        self._gradients = Gradients(self.session, self._entries)
+        self._gradients.copies = copies
+        self._is_checked = False
+        if self._overlap is not None:
+            self._overlap.attach(self._trainable, self._entries)
+
+    def _take_over(self) -> None:
+        """A job that goes on: its hyperparameters, this rank's state."""
+        held = _hyper.held(self.session, len(self.param_groups), self._name)
+        for group, values in zip(self.param_groups, held):
+            if values["lr"] != group["lr"]:
+                group.setdefault("initial_lr", group["lr"])
+            group.update(values)
+        self._held = held
+        if self.session.cursor:
+            self._state.resume(self.session.cursor)
+
+    # ---- torch.optim.Optimizer's methods. ----
+
+    def step(self, closure: Optional[Callable[[], Any]] = None, *,
+             cursor: bytes = b"", timeout: Optional[float] = None) -> Any:
+        """Pushes this rank's gradients, waits until the step is committed
+        and (without overlap) its weights are published.
+
+        Args:
+          closure: computes the loss again, as in torch.optim.
+          cursor: the user's own bytes, committed with the step: see
+            `cursor`.
+          timeout: seconds, instead of the optimizer's.
+
+        Returns what closure returned. `last_result` has the rest. Raises
+        ballast.Aborted if the step was dropped: compute it again.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self._early is None:
+            self._commit(cursor, timeout, wait=self._overlap is None)
+        elif cursor:
+            raise errors.InvalidArgument(
+                "clip_grad_norm_ has handed this step over: give cursor= to "
+                "it instead of step()")
+        else:
+            self._gradients.check_pushed(self._trainable)
+        if self._early is not None and self._overlap is None:
+            self.session.wait(timeout=timeout)
+        self._conclude()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        """Zeroes the gradients in place. set_to_none=True is taken too, but
+        then the next gradients are made elsewhere and copied
+        (`grad_copies`)."""
+        self._gradients.zero(self._trainable, set_to_none)
+
+    def add_param_group(self, param_group: Dict[str, Any]) -> None:
+        """Refused once the job runs: its tensors are fixed."""
+        if self._is_open:
+            raise errors.FailedPrecondition(
+                "add_param_group: the tensors of a job cannot change while it "
+                "runs; give all groups at the start (frozen ones with "
+                "requires_grad=False), or close() and build another optimizer")
+        super().add_param_group(param_group)
+
+    def state_dict(self) -> Dict[str, Any]:
+        """PyTorch's form. "state" is empty: moments are in the daemon, and
+        outlive this process."""
+        result = super().state_dict()
+        result["ballast"] = {"job": self.session.job,
+                             "optimizer_step": self.session.optimizer_step,
+                             "weight_version": self.session.weight_version}
+        return result
+
+    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
+        """Takes the hyperparameters of each group; refuses moments."""
+        if state_dict.get("state"):
+            raise errors.FailedPrecondition(
+                "load_state_dict: moments live in the daemon; loading them "
+                "comes with snapshots. A held job goes on by itself; to take "
+                "the hyperparameters only, give {**state_dict, \"state\": {}}")
+        super().load_state_dict({
+            "state": {}, "param_groups": state_dict["param_groups"]})
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise errors.FailedPrecondition(
+            "this optimizer cannot be copied: its state is one job's, in the "
+            "daemon. copy.deepcopy(model) gives an ordinary model")
+
+    def __getstate__(self) -> Dict[str, Any]:
+        raise errors.FailedPrecondition(
+            "this optimizer cannot be pickled: its state is in the daemon; "
+            "state_dict() gives the hyperparameters")
+
+    # ---- Ballast's own. ----
+
+    @property
+    def grad_copies(self) -> int:
+        """Gradients that were copied into the segment, so far."""
+        return self._gradients.copies
+
+    @property
+    def open_step(self) -> int:
+        """The step to compute; the first of a job is 1."""
+        return self.session.open_step
+
+    @property
+    def resumed(self) -> bool:
+        """Whether a job that existed goes on."""
+        return self.session.resumed
+
+    @property
+    def cursor(self) -> bytes:
+        """The user's bytes that this rank committed last, b"" before."""
+        return self._state.user
+
+    def steps(self, total: int) -> Iterator[int]:
+        """Yields the steps to compute, up to `total`: starts at the open step
+        and yields a step again after Aborted, with the random numbers and
+        buffers that it had, and zero gradients. Once it is through, the job
+        ends with the process."""
+        for step in self.session.steps(total):
+            if self._is_repeat:
+                self.zero_grad()
+            self._state.begin_turn(self._is_repeat)
+            self._is_repeat = False
+            yield step
+        self._is_finished = True
+
+    def track(self, thing: Any, *, name: Optional[str] = None,
+              per_step: Optional[bool] = None) -> bool:
+        """Commits thing.state_dict() with each step, and gives it back to a
+        worker that goes on: schedulers, samplers.
+
+        Args:
+          name: default: a number, in the order of the calls.
+          per_step: thing.step() is called once after each optimizer.step();
+            default: true for schedulers of this optimizer.
+
+        Returns whether committed state was loaded. Call it before the loop.
+        """
+        if per_step is None:
+            per_step = getattr(thing, "optimizer", None) is self and \
+                not isinstance(thing, _plateau())
+        if self.session.resumed:
+            for group, values in zip(self.param_groups, self._held):
+                group.update(values)
+        return self._state.track(thing, name, per_step)
+
+    def clip_grad_norm_(self, max_norm: float, *, cursor: bytes = b"",
+                        timeout: Optional[float] = None) -> torch.Tensor:
+        """Returns the exact global norm of this step's mean gradient, which
+        is clipped to `max_norm` (gradient_clipping= must say the same). Hands
+        the step over and waits for the commit: nothing may change the
+        gradients between it and step()."""
+        wanted = 0.0 if max_norm == float("inf") else float(max_norm)
+        if wanted != self._clipping:
+            raise errors.FailedPrecondition(
+                "clip_grad_norm_(%g): the daemon clips by the job's "
+                "gradient_clipping, which is %s: build the optimizer with "
+                "gradient_clipping=%g" % (
+                    max_norm, "%g" % self._clipping if self._clipping
+                    else "off", max_norm))
+        if self._early is None:
+            self._commit(cursor, timeout, wait=False)
+            self._early = self.last_result
+        assert self._early is not None
+        return torch.tensor(self._early.grad_norm)
+
+    def load_weights(self) -> None:
+        """Makes the model's present values (rank 0's) the job's weights:
+        collective, and before the first step only."""
+        if self.session.open_step != 1 or self._pending is not None:
+            raise errors.FailedPrecondition(
+                "load_weights() after step %d: the moments would not fit; "
+                "it comes with snapshots. Load weights before the first step, "
+                "or close() and build another optimizer"
+                % self.session.weight_version)
+        _mistakes.check_not_ddp(self._model, self._entries)
+        self._end_session()
+        self._is_open = False
+        deadline = time.monotonic() + self.session.timeout
+        while True:
+            try:
+                self._open("auto")
+                return
+            except errors.FailedPrecondition as error:
+                # Until the last rank has closed, which ends the old job.
+                if "has closed job" not in str(error) or \
+                        time.monotonic() >= deadline:
+                    raise
+            time.sleep(0.02)
+
+    def drop_edits(self) -> None:
+        """Forgets in-place edits of weights; the published ones show."""
+        self._weights.drop_edits()
+
+    def detach(self, timeout: Optional[float] = None) -> None:
+        """Leaves; the job is held. The model keeps the weights it has."""
+        self._weights.freeze()
+        self.session.detach(timeout)
+        self._leave()
+
+    def close(self, timeout: Optional[float] = None) -> None:
+        """This rank has finished; the job ends when all have. The model
+        keeps the weights it has, in ordinary memory."""
+        if self._is_open:
+            self._end_session(timeout)
+            self._leave()
+
+    # ---- Within. ----
+
+    def _end_session(self, timeout: Optional[float] = None) -> None:
+        if self._overlap is not None:
+            self._overlap.detach()
+        self._weights.freeze()
+        self.session.close(timeout)
+
+    def _leave(self) -> None:
+        self._is_open = False
+        _live.discard(self)
+        if self._model is not None:
+            self._guard.remove()
+
+    def _explain(self, entry: Entry, is_replaced: bool) -> Exception:
+        return _mistakes.edited(self._model, self._entries, entry,
+                                is_replaced, self._shapes[entry.name])
+
+    def _check(self) -> None:
+        if not self._is_checked:
+            _mistakes.check_not_ddp(self._model, self._entries)
+            self._is_checked = True
+        self._weights.check()
+        _mistakes.check_requires_grad(self._entries)
+        if self._model is not None:
+            _mistakes.check_still_in(self._model, self._entries)
+        self._weights.check_pages()
+
+    def _scale(self) -> float:
+        """The loss scale: GradScaler's for the time of its step()."""
+        scaler = getattr(self, "grad_scale", None)
+        scale = float(self.loss_scale if scaler is None else scaler)
+        if not 0 < scale < float("inf"):
+            raise errors.InvalidArgument(
+                "loss_scale must be a finite number > 0, not %g" % scale)
+        return scale
+
+    def _push(self, entry: Entry) -> None:
+        """During backward."""
+        self._gradients.collect(entry, self._scale())
+        self.session.push(entry.name)
+
+    def _commit(self, cursor: bytes, timeout: Optional[float],
+                wait: bool) -> None:
+        self._check()
+        if self._pending is None:
+            scale = self._scale()
+            for entry in self._trainable:
+                if not self._gradients.is_pushed(entry):
+                    self._gradients.collect(entry, scale)
+            _hyper.send(self.param_groups, self._name, self.session)
+            self._pending = self._state.encode(cursor)
+            self._pending_user = cursor
+        elif cursor != self._pending_user:
+            raise errors.InvalidArgument(
+                "this step was already handed over with another cursor: "
+                "repeat it with the same")
+        self._gradients.check_pushed(self._trainable)
+        try:
+            self.last_result = self.session.step(
+                cursor=self._pending, wait=wait, timeout=timeout)
+        except errors.Error as error:
+            if error.resume_step is not None:
+                self._is_repeat = True
+                self._forget()
+            raise
+
+    def _conclude(self) -> None:
+        self._early = None
+        self._weights.published()
+        self._state.committed(self._pending_user)
+        self._forget()
+        if self._overlap is not None:
+            self._overlap.committed()
+
+    def _forget(self) -> None:
+        """The step that was handed over is committed, or void."""
+        self._pending = None
+        self._gradients.forget_pushes()
+        if self._overlap is not None:
+            self._overlap.begin_step()
+
+
+def _plateau() -> type:
+    return torch.optim.lr_scheduler.ReduceLROnPlateau
+
+
+def _exchange(exchange: Any, strict: bool) -> Any:
+    if strict is True:
+        return exchange
+    if isinstance(exchange, str):
+        return "%s strict=false" % exchange
+    return {**exchange, "strict": strict}
+
+
+def _session_groups(entries: List[Entry], param_groups: List[Dict[str, Any]],
+                    name: str) -> List[Dict[str, Any]]:
+    """Group i as entry i of a Session's param_groups."""
+    result = []
+    for index, group in enumerate(param_groups):
+        members = [e.name for e in entries if e.group == index]
+        if not members:
+            raise errors.InvalidArgument("param group %d is empty" % index)
+        result.append({"match": members, **{
+            key: _hyper.plain(group[key])
+            for key in _hyper.groups.OPTIMIZERS[name]}})
+    return result
+
+
+def _check_unowned(entries: List[Entry]) -> None:
+    mine = {id(e.parameter): e.name for e in entries}
+    for other in _live:
+        for entry in other._entries:
+            if id(entry.parameter) in mine:
+                raise errors.FailedPrecondition(
+                    "parameter %r belongs to the optimizer of job %s already: "
+                    "one optimizer per model; close() that one first"
+                    % (mine[id(entry.parameter)], other.session.job))
+
+
+def _end_at_exit(reference: "weakref.ref[Optimizer]") -> None:
+    """A loop that came to its end closes the job; anything else leaves it
+    held, and says so."""
+    optimizer = reference()
+    if optimizer is None or not optimizer._is_open or \
+            optimizer._pid != os.getpid():
+        return
+    optimizer._is_open = False
+    session = optimizer.session
+    try:
+        if optimizer._is_finished and not hasattr(sys, "last_value"):
+            session.close()
+            return
+        session.detach()
+        if session.rank == 0:
+            print("ballast: job %s is held after step %d; a script of the "
+                  "same job goes on there, optimizer.close() ends it"
+                  % (session.job, session.open_step - 1), file=sys.stderr)
+    except errors.Error:
+        pass  # the daemon sees the process end
