@@ -328,6 +328,7 @@ absl::Status JobRuntime::MakeCollective(Generation generation) {
   parts.plan = plan_.get();
   parts.master = state_->master();
   parts.buckets_in_flight = parts_.buckets_in_flight;
+  parts.batch_bytes = parts_.batch_bytes;
   parts.observer = this;
   ASSIGN_OR_RETURN(collective_,
                    collective::Collective::Create(parts, generation));

@@ -64,6 +64,7 @@ struct JobRuntimeParts {
   PeerPlane* peers = nullptr;                    // null with one node
   std::shared_ptr<metrics::JobMetrics> metrics;  // shared with the scrape
   int buckets_in_flight = 8;
+  int64_t batch_bytes = collective::Parts().batch_bytes;
   absl::Duration join_timeout = absl::InfiniteDuration();
   absl::Duration peer_timeout = absl::InfiniteDuration();
 };

@@ -27,6 +27,7 @@
 #include "server/base/compute_pool.h"
 #include "server/base/executor.h"
 #include "server/base/random.h"
+#include "server/collective/parts.h"
 #include "server/daemon/job_runtime.h"
 #include "server/daemon/peer_plane.h"
 #include "server/device/device.h"
@@ -49,6 +50,7 @@ struct Leaves {
 struct NodeOptions {
   session::Options sessions;  // allow_many_nodes is set from the leaves
   int buckets_in_flight = 8;
+  int64_t batch_bytes = collective::Parts().batch_bytes;
   absl::Duration peer_timeout = absl::Seconds(30);
 };
 

@@ -34,8 +34,12 @@ Cluster::Daemon::Daemon(Cluster* cluster, int rank)
   if (scenario.nodes > 1) {
     transport = *cluster->network_.AddNode(NodeRank(rank), &process);
     peer_link = *cluster->peers_.AddNode(NodeRank(rank), &process);
-    peers = std::make_unique<SimPeerPlane>(&process, transport.get(),
-                                           peer_link.get());
+    if (cluster->wrap_ != nullptr) {
+      wrapped = cluster->wrap_(transport.get(), &process);
+    }
+    peers = std::make_unique<SimPeerPlane>(
+        &process, wrapped != nullptr ? wrapped.get() : transport.get(),
+        peer_link.get());
     leaves.peers = peers.get();
   }
   daemon::NodeOptions options;
@@ -43,13 +47,15 @@ Cluster::Daemon::Daemon(Cluster* cluster, int rank)
   options.sessions.chunk_bytes = scenario.chunk_bytes;
   options.sessions.compute_threads = pool.num_threads();
   options.buckets_in_flight = scenario.buckets_in_flight;
+  options.batch_bytes = 1;  // every chunk for itself
   node = std::make_unique<daemon::Node>(leaves, options);
 }
 
 Cluster::Cluster(const Scenario& scenario, uint64_t seed,
-                 const kernels::Kernels& kernels)
+                 const kernels::Kernels& kernels, WrapTransport wrap)
     : scenario_(scenario),
       kernels_(kernels),
+      wrap_(std::move(wrap)),
       world_(seed),
       seeds_(seed ^ 0xba11a57),
       links_(&world_, seeds_.Next(), scenario.link),
@@ -245,6 +251,18 @@ void Cluster::OnVersion(WorkerId id, int64_t version, uint64_t hash,
     CheckOnes(node, version);
   }
   if (!is_ownership_checked_) CheckOwnership();
+}
+
+void Cluster::OnRead(WorkerId id, int64_t version, const layout::Piece& piece,
+                     std::span<const std::byte> bytes) {
+  ++result_.reads;
+  const std::span<const std::byte> expected =
+      reference_.Weights(version, piece.tensor)
+          .subspan(bytes.size() / piece.size() * piece.begin, bytes.size());
+  if (std::equal(bytes.begin(), bytes.end(), expected.begin())) return;
+  OnViolation(absl::StrCat("I1: rank ", id.rank, " was told of version ",
+                           version, " of tensor ", piece.tensor.value(),
+                           " and reads something else"));
 }
 
 void Cluster::CheckOwnership() {

@@ -2,6 +2,8 @@
 // ballastd), their workers, the network between them, and the checks that
 // always run:
 //
+//   I1   what a worker reads of a bucket is the version it was told of, from
+//        that moment to its next push
 //   I6   the mean of ones is exactly one
 //   I14  every element has exactly one owner
 //   I19  every rank sees every version once and in order; no stray events
@@ -13,10 +15,13 @@
 #ifndef TESTS_SIM_CLUSTER_H_
 #define TESTS_SIM_CLUSTER_H_
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -45,6 +50,7 @@ struct Result {
   int faults = 0;                 // that really happened
   int aborts = 0;
   uint64_t wire_bytes = 0;  // between nodes
+  int64_t reads = 0;        // of pieces, each compared bit for bit
   absl::Duration virtual_time;
 
   bool passed() const { return violations.empty(); }
@@ -52,10 +58,14 @@ struct Result {
 
 class Cluster final : public SimWorld {
  public:
-  // `kernels`: a broken table is a negative control; the reference model
-  // always uses the scalar reference.
+  // Of one node, around the one it is given; both outlive its exchanges.
+  using WrapTransport = std::function<std::unique_ptr<transport::Transport>(
+      transport::Transport* inner, base::Executor* executor)>;
+
+  // `kernels`, `wrap`: a broken table or transport is a negative control; the
+  // reference model always uses the scalar reference.
   Cluster(const Scenario& scenario, uint64_t seed,
-          const kernels::Kernels& kernels);
+          const kernels::Kernels& kernels, WrapTransport wrap = nullptr);
   ~Cluster() override;
 
   Result Run();  // Start and all that follows
@@ -75,6 +85,8 @@ class Cluster final : public SimWorld {
   void Crash(WorkerId id, const Fault& fault) override;
   void OnVersion(WorkerId id, int64_t version, uint64_t hash,
                  const worker::StepResult* record) override;
+  void OnRead(WorkerId id, int64_t version, const layout::Piece& piece,
+              std::span<const std::byte> bytes) override;
   void OnViolation(const std::string& what) override;
 
  private:
@@ -86,6 +98,7 @@ class Cluster final : public SimWorld {
     device::HostDevice device;
     base::SeededRandom random;
     std::unique_ptr<transport::Transport> transport;
+    std::unique_ptr<transport::Transport> wrapped;  // null: none
     std::unique_ptr<transport::PeerLink> peer_link;
     std::unique_ptr<SimPeerPlane> peers;
     std::unique_ptr<daemon::Node> node;
@@ -101,6 +114,7 @@ class Cluster final : public SimWorld {
 
   const Scenario scenario_;
   const kernels::Kernels& kernels_;
+  const WrapTransport wrap_;
   base::SimExecutor world_;
   base::SeededRandom seeds_;
   transport::LinkModel links_;

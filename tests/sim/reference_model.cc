@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "kernels/codec.h"
 #include "kernels/exact_sum.h"
@@ -32,20 +33,26 @@ ReferenceModel::ReferenceModel(const Scenario& scenario)
     }
     tensors_.push_back(std::move(tensor));
   }
-  outcomes_.push_back({.hash = HashWeights()});
+  Keep({});
 }
 
-uint64_t ReferenceModel::HashWeights() const {
-  uint64_t hash = 0;
+void ReferenceModel::Keep(Outcome outcome) {
   for (const TensorState& tensor : tensors_) {
-    hash = Hash(tensor.weights.data(), tensor.weights.size(), hash);
+    outcome.hash =
+        Hash(tensor.weights.data(), tensor.weights.size(), outcome.hash);
+    outcome.weights.push_back(tensor.weights);
   }
-  return hash;
+  outcomes_.push_back(std::move(outcome));
 }
 
 uint64_t ReferenceModel::WeightsHash(int64_t step) {
   while (static_cast<int64_t>(outcomes_.size()) <= step) Step();
   return outcomes_[step].hash;
+}
+std::span<const std::byte> ReferenceModel::Weights(int64_t step,
+                                                   TensorId tensor) {
+  WeightsHash(step);
+  return outcomes_[step].weights[tensor.value()];
 }
 bool ReferenceModel::WasSkipped(int64_t step) {
   WeightsHash(step);
@@ -158,8 +165,7 @@ void ReferenceModel::Step() {
              tensor.weights.data());
     }
   }
-  outcome.hash = HashWeights();
-  outcomes_.push_back(outcome);
+  Keep(std::move(outcome));
 }
 
 }  // namespace ballast::sim

@@ -8,8 +8,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
+#include "server/base/ids.h"
 #include "server/layout/policy.h"
 #include "tests/sim/scenario.h"
 
@@ -22,6 +24,8 @@ class ReferenceModel {
   // Trains up to `step` if it has not yet, and hashes the weights after it
   // (0: the initial ones): all tensors, frozen ones too, in order.
   uint64_t WeightsHash(int64_t step);
+  // The bytes of one tensor after it.
+  std::span<const std::byte> Weights(int64_t step, TensorId tensor);
   bool WasSkipped(int64_t step);
   double GradNorm(int64_t step);
 
@@ -36,6 +40,7 @@ class ReferenceModel {
   };
   struct Outcome {
     uint64_t hash = 0;
+    std::vector<std::vector<std::byte>> weights;  // by tensor
     bool skipped = false;
     double norm = 0;
   };
@@ -49,7 +54,7 @@ class ReferenceModel {
   std::vector<float> MeanGradient(const TensorState& tensor, int64_t step,
                                   bool* is_finite) const;
   void Step();
-  uint64_t HashWeights() const;
+  void Keep(Outcome outcome);
 
   const Scenario scenario_;
   const layout::ExchangePolicy policy_;

@@ -167,9 +167,12 @@ void SimWorker::OnBegun(absl::StatusOr<session::BeginReply> reply) {
                                      reply->cursor, "\" at step ", step_));
   }
   is_scheduled_.assign(num_buckets, false);
+  read_version_.assign(num_buckets, -1);
   num_pushed_ = 0;
   for (const int32_t bucket : reply->pushed_buckets) {
     is_scheduled_[bucket] = true;
+    // By an earlier life: may be written from now on.
+    read_version_[bucket] = step_ - 1;
     ++num_pushed_;
   }
   Poll();
@@ -208,6 +211,7 @@ void SimWorker::Poll() {
   if (is_done_ || !view_.has_value()) return;
   if (HandleFailure()) return;
   if (view_->committed() == word_) Advance();
+  ReadPublished();
   if (reported_version_ < step_ - 1 && IsPublished(step_ - 1)) {
     ReportVersion();
     if (step_ > world_->scenario().steps) return Close();
@@ -268,6 +272,32 @@ bool SimWorker::IsPublished(int64_t version) const {
     }
   }
   return true;
+}
+
+// As soon as it is told of them, as a forward pass would; nothing writes them
+// before this rank pushes again.
+void SimWorker::ReadPublished() {
+  for (size_t b = 0; b < read_version_.size(); ++b) {
+    const int bucket = static_cast<int>(b);
+    const int64_t version = proto::StepOf(view_->published(bucket));
+    if (version <= read_version_[b]) continue;
+    read_version_[b] = version;
+    ReadBucket(bucket, version);
+  }
+}
+
+void SimWorker::ReadBucket(int bucket, int64_t version) {
+  const auto weights = memory_->segments[proto::SegmentKind::kWeights].bytes();
+  for (const layout::Shard& shard : layout_->bucket(BucketId(bucket)).shards) {
+    for (const layout::Piece& piece : shard.pieces) {
+      const int size = kernels::SizeOf(layout_->tensor(piece.tensor).dtype);
+      world_->OnRead(
+          id_, version, piece,
+          weights.subspan(
+              layout_->place(piece.tensor).weight_offset + piece.begin * size,
+              piece.size() * size));
+    }
+  }
 }
 
 void SimWorker::ReportVersion() {
@@ -359,6 +389,7 @@ void SimWorker::SchedulePushes() {
 void SimWorker::PushOne(uint64_t word, int bucket) {
   if (is_done_ || word != word_) return;  // the step was aborted meanwhile
   if (crash_ != nullptr && num_pushed_ >= crash_after_) return Crash();
+  ReadBucket(bucket, step_ - 1);  // until now it must not have changed
   WriteGradients(bucket);
   view_->StorePushed(bucket, word_);
   ++num_pushed_;

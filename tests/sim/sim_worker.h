@@ -61,6 +61,8 @@ class SimWorker {
   bool HandleFailure();
   void Advance();
   bool IsPublished(int64_t version) const;
+  void ReadPublished();
+  void ReadBucket(int bucket, int64_t version);
   void ReportVersion();
   void BeginStep();
   void StoreInput();
@@ -86,7 +88,8 @@ class SimWorker {
   uint64_t word_ = 0;  // of step_, in its generation
   int64_t reported_version_ = -1;
   bool has_begun_step_ = false;
-  std::vector<bool> is_scheduled_;  // by bucket, for step_
+  std::vector<bool> is_scheduled_;     // by bucket, for step_
+  std::vector<int64_t> read_version_;  // by bucket
   int num_pushed_ = 0;
   const Fault* crash_ = nullptr;
   int crash_after_ = 0;  // pushes of this step

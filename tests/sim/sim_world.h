@@ -2,7 +2,10 @@
 #ifndef TESTS_SIM_SIM_WORLD_H_
 #define TESTS_SIM_SIM_WORLD_H_
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
+#include <string>
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
@@ -10,6 +13,7 @@
 #include "client/worker/control_view.h"
 #include "server/base/sim_executor.h"
 #include "server/daemon/node.h"
+#include "server/layout/types.h"
 #include "tests/sim/scenario.h"
 
 namespace ballast::sim {
@@ -45,6 +49,10 @@ class SimWorld {
   // answer to the step that made them (null for the version it began with).
   virtual void OnVersion(WorkerId id, int64_t version, uint64_t hash,
                          const worker::StepResult* record) = 0;
+  // A worker reads elements of a tensor in the weights, which it was told are
+  // of `version`.
+  virtual void OnRead(WorkerId id, int64_t version, const layout::Piece& piece,
+                      std::span<const std::byte> bytes) = 0;
   virtual void OnViolation(const std::string& what) = 0;
 };
 
