@@ -156,7 +156,8 @@ class Session:
             group.take({f: getattr(values, f) for f in _library.GROUP_FIELDS})
             kept += ["%s %s (given %s) of group %d"
                      % (key, group[key], given[key], index)
-                     for key in group if group[key] != given[key]]
+                     for key in group
+                     if group["params"] and group[key] != given[key]]
         if not kept:
             return ""
         return ("; kept " + ", ".join(kept)
