@@ -1,6 +1,5 @@
 """Session: one worker of one training job, as Python sees it."""
 
-import ctypes
 import json
 import operator
 import sys
@@ -10,6 +9,8 @@ from typing import (Any, Dict, Iterator, List, Mapping, Optional, Sequence,
 import numpy as np
 
 from . import _library, _names, _options, _tensors, errors, groups
+from ._structs import tensor_structs
+from ._trace import Trace
 from ._views import UnknownTensor, Views, over_memory
 from .result import StepResult
 
@@ -129,12 +130,13 @@ class Session:
         self._open(options)
 
     def _open(self, options: Dict[str, Any]) -> None:
-        structs, keep = _tensor_structs(self._specs, self.param_groups,
+        structs, keep = tensor_structs(self._specs, self.param_groups,
                                         self._frozen, self.rank == 0)
         self._is_over = False
         self._handle = _library.Handle(json.dumps(options).encode(), structs)
         del keep  # values were copied into shared memory
         self._steps_tried = 0
+        self._trace = Trace()
         self._cursor = self._handle.cursor()
         info = self._handle.info()
         self.resumed: bool = bool(info.resumed)
@@ -238,7 +240,9 @@ class Session:
     def push(self, name: str) -> None:
         """Hands over one tensor's gradient, which must not change until the
         step is committed. Its bucket goes when all of its tensors are in."""
+        start = self._trace.now()
         self._handle.push(self._tensor(name))
+        self._trace.pushed(name, start)
 
     def step(self, cursor: bytes = b"", wait: bool = True,
              timeout: Optional[float] = None) -> StepResult:
@@ -267,9 +271,11 @@ class Session:
         for index, group in enumerate(self.param_groups):
             self._handle.set_group(index,
                                    _library.GroupStruct(**group.flat()))
-        result = self._handle.step(cursor, wait, limit)
+        start = self._trace.now()
+        result = StepResult.of(self._handle.step(cursor, wait, limit))
+        self._trace.stepped(result.step, start, result.stage_seconds)
         self._cursor = self._handle.cursor()
-        return StepResult.of(result)
+        return result
 
     def wait(self, name: Optional[str] = None,
              timeout: Optional[float] = None) -> None:
@@ -279,7 +285,9 @@ class Session:
         if timeout is not None:
             limit = _options.seconds(timeout, "timeout")
         tensor = _library.ALL_TENSORS if name is None else self._tensor(name)
+        start = self._trace.now()
         self._handle.wait(tensor, limit)
+        self._trace.waited(name or "all", start)
 
     # ---- Asking. ----
 
@@ -298,6 +306,12 @@ class Session:
         """The job as the daemon sees it: the same numbers as
         `ballastctl job NAME --json`. Not collective."""
         return json.loads(self._handle.stats(_STATS_SECONDS))
+
+    def trace(self, path: str) -> None:
+        """Writes what this rank did so far (the newest 100,000 spans) in
+        Chrome's trace format: compute, push, wait, and the daemon's stages of
+        each step. Not collective."""
+        self._trace.write(path, self.rank, self.job)
 
     # ---- Comes later. ----
 
@@ -322,12 +336,6 @@ class Session:
         """Not in this version."""
         raise errors.FailedPrecondition(
             "load comes with snapshots; give weights as `tensors`")
-
-    def trace(self, path: str) -> None:
-        """Not in this version."""
-        raise errors.FailedPrecondition(
-            "trace comes with the observability work; step() returns "
-            "stage_seconds")
 
     # ---- The end. ----
 
@@ -393,27 +401,3 @@ def _clipping(value: Optional[float]) -> float:
             "gradient_clipping must be a number >= 0 or None, not %s"
             % _names.shown(value))
     return float(value)
-
-
-def _tensor_structs(specs: Sequence[_tensors.TensorSpec],
-                    param_groups: Sequence[groups.ParamGroup],
-                    frozen: Any, with_values: bool) -> Tuple[Any, List[Any]]:
-    """The C array and what must live as long as it is used."""
-    group_of = {name: index for index, group in enumerate(param_groups)
-                for name in group["params"]}
-    structs = (_library.TensorStruct * len(specs))()
-    keep: List[Any] = []
-    for struct, spec in zip(structs, specs):
-        shape = (ctypes.c_int64 * len(spec.shape))(*spec.shape)
-        keep.append(shape)
-        struct.name = spec.name.encode()
-        struct.shape = shape
-        struct.ndim = len(spec.shape)
-        struct.dtype = spec.code
-        struct.frozen = int(spec.name in frozen)
-        struct.group = group_of[spec.name]
-        if spec.value is not None and with_values:
-            keep.append(spec.value)
-            struct.initial = spec.value.ctypes.data
-            struct.initial_bytes = spec.value.nbytes
-    return structs, keep

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import unittest
 import weakref
@@ -269,12 +270,32 @@ class SessionTest(unittest.TestCase):
     def test_what_comes_later_says_so(self):
         s = session()
         for call in (lambda: s.gather(["w"]), lambda: s.release(["w"]),
-                     lambda: s.save("x"), lambda: s.load("x"),
-                     lambda: s.trace("x")):
+                     lambda: s.save("x"), lambda: s.load("x")):
             with self.assertRaises(errors.FailedPrecondition) as caught:
                 call()
             self.assertIn(" comes with ", str(caught.exception))
         self.assertEqual(s.stats(), {"name": "j"})
+
+    def test_trace_is_chromes_format(self):
+        s = session()
+        for _ in s.steps(2):
+            s.push("w")
+            s.step()
+        s.wait()
+        with tempfile.TemporaryDirectory() as scratch:
+            path = os.path.join(scratch, "trace.json")
+            s.trace(path)
+            with open(path) as stream:
+                events = json.load(stream)["traceEvents"]
+        spans = [e for e in events if e["ph"] == "X"]
+        self.assertEqual([e["name"] for e in spans][:8], [
+            "push", "compute", "wait", "publish", "update", "vote", "reduce",
+            "collect"])
+        self.assertEqual({e["args"]["step"] for e in spans
+                          if e["name"] == "compute"}, {1, 2})
+        self.assertTrue(all(e["dur"] >= 0 for e in spans))
+        starts = [e["ts"] for e in spans if e["name"] == "compute"]
+        self.assertLess(starts[0], starts[1])
 
     def test_refuses_before_anything_is_opened(self):
         FakeHandle.last = None
