@@ -192,7 +192,10 @@ class HierarchicalCollective final : public Collective,
         counts.payload_sent += operation->pipeline()->payload_sent();
       }
     }
-    for (const auto& exchange : broadcast_.exchanges()) add(*exchange);
+    for (const auto& exchange : broadcast_.exchanges()) {
+      counts.broadcast_sent += exchange->counters().wire_sent;
+      counts.broadcast_received += exchange->counters().wire_received;
+    }
     return counts;
   }
 

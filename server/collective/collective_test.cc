@@ -78,6 +78,14 @@ TEST(CollectiveTest, BroadcastCopiesEverythingFromTheRoot) {  // frozen ones too
       for (int node = 0; node < nodes; ++node) {
         EXPECT_EQ(rig.weights(node), expected);
         EXPECT_EQ(rig.observer(node).num_broadcast, 1);
+        // Counted apart: a step's bytes are the same in the first one (I21).
+        const ByteCounts counts = rig.collective(node)->byte_counts();
+        EXPECT_EQ(counts.wire_sent + counts.wire_received, 0);
+        EXPECT_EQ(counts.payload_sent, 0);
+        EXPECT_EQ(counts.broadcast_sent,
+                  rig.links().sent_bytes(NodeRank(node)));
+        EXPECT_EQ(counts.broadcast_sent > 0, node == root && nodes > 1);
+        EXPECT_EQ(counts.broadcast_received > 0, node != root);
       }
     }
   }

@@ -42,12 +42,15 @@ struct Reduced {
 };
 
 struct ByteCounts {
-  uint64_t wire_sent = 0;  // payload, padding and headers, between nodes
+  // Of buckets: payload, padding and headers, between nodes.
+  uint64_t wire_sent = 0;
   uint64_t wire_received = 0;
   // What the policy's formula says of finished exchanges
-  // (layout::ExchangePlan::PerStep). The broadcast at start-up is not part of
-  // it, nor are alignment and headers.
+  // (layout::ExchangePlan::PerStep), without alignment and headers.
   uint64_t payload_sent = 0;
+  // Of the broadcast at start-up, with headers; not part of the others.
+  uint64_t broadcast_sent = 0;
+  uint64_t broadcast_received = 0;
 };
 
 struct Parts {

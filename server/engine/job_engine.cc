@@ -70,6 +70,7 @@ class JobEngineImpl final : public JobEngine {
     published_version_ = WeightVersion(open_step.value() - 1);
     stages_.assign(num_buckets_, BucketStage::kCollecting);
     metrics_.OnGeneration(generation);
+    TakeBytes();  // of the initial weights
     OpenNext(generation, open_step);
   }
 
@@ -331,12 +332,15 @@ class JobEngineImpl final : public JobEngine {
 
   // Bytes since the last call. What an aborted step moved is told with the
   // next committed one; bytes of buckets that were pushed early count for the
-  // step during which they moved.
+  // step during which they moved; those of initial weights for none.
   void TakeBytes() {
     const collective::ByteCounts now = collective_->byte_counts();
     carried_.wire_sent += now.wire_sent - bytes_taken_.wire_sent;
     carried_.wire_received += now.wire_received - bytes_taken_.wire_received;
     carried_.payload_sent += now.payload_sent - bytes_taken_.payload_sent;
+    metrics_.OnBroadcast(
+        now.broadcast_sent - bytes_taken_.broadcast_sent,
+        now.broadcast_received - bytes_taken_.broadcast_received);
     bytes_taken_ = now;
   }
 

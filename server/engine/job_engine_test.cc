@@ -395,7 +395,10 @@ TEST_F(JobEngineTest, StagesAddUpToTheStep) {
   clock_.Advance(absl::Seconds(8));  // update
   Updated(0);
   clock_.Advance(absl::Seconds(16));  // publish
-  collective_.bytes = {.wire_sent = 5, .wire_received = 6, .payload_sent = 4};
+  collective_.bytes = {.wire_sent = 5,
+                       .wire_received = 6,
+                       .payload_sent = 4,
+                       .broadcast_sent = 700};  // of no step
   Published(0);
   const StepSummary& summary = engine_->last_summary();
   EXPECT_THAT(summary.stage_seconds, ElementsAre(1, 2, 4, 8, 16, 100));

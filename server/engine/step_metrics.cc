@@ -23,6 +23,9 @@ StepMetrics::StepMetrics(metrics::JobMetrics* job, std::string_view transport)
   wire_sent_ = job->counter(Family::kExchangeWireBytes, {transport, "sent"});
   wire_received_ =
       job->counter(Family::kExchangeWireBytes, {transport, "received"});
+  broadcast_sent_ = job->counter(Family::kExchangeBroadcastBytes, {"sent"});
+  broadcast_received_ =
+      job->counter(Family::kExchangeBroadcastBytes, {"received"});
   last_committed_ = job->gauge(Family::kStepLastCommitted);
   last_committed_time_ = job->gauge(Family::kStepLastCommittedTimestamp);
   generation_ = job->gauge(Family::kMembershipGeneration);
@@ -40,6 +43,12 @@ void StepMetrics::OnGeneration(Generation generation) {
 void StepMetrics::OnAborted() {
   if (job_ == nullptr) return;
   aborted_->Increment();
+}
+
+void StepMetrics::OnBroadcast(uint64_t sent, uint64_t received) {
+  if (job_ == nullptr) return;
+  broadcast_sent_->Increment(static_cast<double>(sent));
+  broadcast_received_->Increment(static_cast<double>(received));
 }
 
 void StepMetrics::OnFinished(const StepSummary& summary, uint64_t pushed,

@@ -22,6 +22,8 @@ class StepMetrics {
 
   void OnGeneration(Generation generation);
   void OnAborted();
+  // Bytes of initial weights that went between nodes.
+  void OnBroadcast(uint64_t sent, uint64_t received);
   // `pushed`, `published`: bytes of all local ranks' gradients, and of the
   // weights that are visible now.
   void OnFinished(const StepSummary& summary, uint64_t pushed,
@@ -38,6 +40,8 @@ class StepMetrics {
   metrics::Counter* published_ = nullptr;
   metrics::Counter* wire_sent_ = nullptr;
   metrics::Counter* wire_received_ = nullptr;
+  metrics::Counter* broadcast_sent_ = nullptr;
+  metrics::Counter* broadcast_received_ = nullptr;
   metrics::Gauge* last_committed_ = nullptr;
   metrics::Gauge* last_committed_time_ = nullptr;
   metrics::Gauge* generation_ = nullptr;

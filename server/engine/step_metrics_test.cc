@@ -14,6 +14,21 @@ class FixedClock final : public base::Clock {
   absl::Time Now() const override { return absl::FromUnixMillis(1500); }
 };
 
+TEST(StepMetricsTest, InitialWeightsAreCountedApart) {  // I21
+  const FixedClock wall;
+  metrics::JobMetrics job("gpt2", &wall);
+  StepMetrics steps(&job, "ucx");
+  steps.OnBroadcast(7, 0);
+  steps.OnBroadcast(1, 2);
+  const auto broadcast = [&](const char* direction) {
+    return job.counter(Family::kExchangeBroadcastBytes, {direction})->value();
+  };
+  EXPECT_EQ(broadcast("sent"), 8);
+  EXPECT_EQ(broadcast("received"), 2);
+  EXPECT_EQ(job.counter(Family::kExchangeWireBytes, {"ucx", "sent"})->value(),
+            0);
+}
+
 TEST(StepMetricsTest, AFinishedStepIsNumberedAndDated) {
   const FixedClock wall;
   metrics::JobMetrics job("gpt2", &wall);

@@ -82,11 +82,19 @@ const std::vector<FamilyInfo>& Table() {
        .is_per_job = true},
       {.family = Family::kExchangeWireBytes,
        .name = "ballast_exchange_wire_bytes_total",
-       .help = "Bytes moved between nodes, with headers and repetitions.",
+       .help = "Bytes that steps moved between nodes, with headers and "
+               "repetitions.",
        .kind = Kind::kCounter,
        .is_per_job = true,
        .labels = {{"transport", {"inproc", "ucx", "nccl"}},
                   {"direction", {"sent", "received"}}}},
+      {.family = Family::kExchangeBroadcastBytes,
+       .name = "ballast_exchange_broadcast_bytes_total",
+       .help = "Bytes of initial weights moved between nodes before the first "
+               "step, with headers; no step counts them.",
+       .kind = Kind::kCounter,
+       .is_per_job = true,
+       .labels = {{"direction", {"sent", "received"}}}},
       {.family = Family::kExchangePayloadBytes,
        .name = "ballast_exchange_payload_bytes_total",
        .help = "Bytes of gradients taken in from this node's workers and of "

@@ -28,6 +28,7 @@ enum class Family {
   kStepLastCommittedTimestamp,
   kStragglerWait,
   kExchangeWireBytes,
+  kExchangeBroadcastBytes,
   kExchangePayloadBytes,
   kExchangeDuration,
   kPeers,

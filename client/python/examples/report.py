@@ -58,8 +58,8 @@ class Report:
 class Traffic:
     """The bytes that this node sent to others in a step: as the daemon counts
     them, and as the kernel counts them at the interface that the lab gives
-    each node when its links have a rate. Means leave out the first step,
-    which carries the first weights as well.
+    each node when its links have a rate. Make it when the first weights are
+    there: no step counts them, and the interface's counter starts here.
 
     `elements` are trainable. Without other nodes there is nothing to say.
     """
@@ -70,14 +70,12 @@ class Traffic:
         self._wire: List[int] = []
         self._payload: List[int] = []
         self._interface = os.environ.get("BALLAST_LAB_INTERFACE", "")
-        self._start: Optional[int] = None
+        self._start = self._counter()
 
     def add(self, wire: int = 0, payload: int = 0) -> None:
         """A step is done."""
         self._wire.append(wire)
         self._payload.append(payload)
-        if len(self._wire) == 1:
-            self._start = self._counter()
 
     def _counter(self) -> Optional[int]:
         path = "/sys/class/net/%s/statistics/tx_bytes" % self._interface
@@ -97,21 +95,20 @@ class Traffic:
         wire = self._wire[-1]
         if self.nodes < 2 or wire == 0:
             return ""
-        return ", %.3f MB to other nodes (%s)" % (
-            1e-6 * wire, "with the first weights" if len(self._wire) == 1
-            else "%.1fx compressed" % (self.share(8) / wire))
+        return ", %.3f MB to other nodes (%.1fx compressed)" % (
+            1e-6 * wire, self.share(8) / wire)
 
     def means(self) -> Dict[str, Any]:
         """Per step; None where nobody counts. Call it when the last step is
         done."""
-        steps = len(self._wire) - 1
+        steps = len(self._wire)
         if self.nodes < 2 or steps < 1:
             return dict.fromkeys(_COUNTS)
         end = self._counter()
         interface = None if end is None or self._start is None else \
             (end - self._start) / steps
-        return dict(zip(_COUNTS, (sum(self._wire[1:]) / steps or None,
-                                  sum(self._payload[1:]) / steps or None,
+        return dict(zip(_COUNTS, (sum(self._wire) / steps or None,
+                                  sum(self._payload) / steps or None,
                                   interface)))
 
     def summary(self) -> List[str]:
