@@ -142,6 +142,38 @@ class ExactTest(NodesCase):
 
         self.assertEqual(lab.run_ranks(4, worker), [-5, -5, -10, -10])
 
+    def test_who_is_told_of_a_version_reads_it(self):  # T0 (d), I1, I2, I25
+        tensors = {"w%d" % i: np.zeros(300001, np.float32) for i in range(4)}
+
+        def run_job(exchange):
+            daemons = self.start_nodes(2)
+
+            def worker(rank):
+                digests = []
+                with self.session(daemons, rank, 2, tensors,
+                                  bucket_bytes=2 << 20,
+                                  exchange=exchange) as s:
+                    for step in s.steps(6):
+                        for name in tensors:
+                            s.grads[name][...] = 1
+                        s.step(wait=False)
+                        for name in tensors:
+                            s.wait(name)
+                            digests.append(digest({name: s.params[name]}))
+                            if exchange == "exact":
+                                self.assertTrue(
+                                    np.all(s.params[name] == -step))
+                return digests
+
+            return lab.run_ranks(4, worker)
+
+        for exchange in ("exact", "zeropp"):
+            with self.subTest(exchange=exchange):
+                results = run_job(exchange)
+                for result in results:
+                    self.assertEqual(result, results[0])
+                self.assertEqual(len(set(results[0])), len(results[0]))
+
     def test_status_and_metrics(self):
         daemons = self.start_nodes(2)
         tensors = {"w": np.zeros(100000, np.float32)}
