@@ -22,6 +22,7 @@ if torch is not None and not lab.missing():
     import numpy as np
     import ballast
     import ballast.torch
+    from ballast import groups
     from ballast.torch import _weights
 
 _STEPS = 100
@@ -107,6 +108,11 @@ class ParityTest(Base):
         ("AdamW", dict(lr=1e-3, betas=(0.9, 0.95), eps=1e-6,
                        weight_decay=0.1)),
     ]
+    if torch is not None and not lab.missing() and \
+            "adagrad" in groups.OPTIMIZERS:
+        CASES += [("Adagrad", dict(lr=0.05)),
+                  ("Adagrad", dict(lr=0.05, lr_decay=0.1, weight_decay=0.01,
+                                   initial_accumulator_value=0.5))]
 
     def ours(self, name, hyper, rank=0, world=1, gradients=None):
         initial, own = recorded(rank)
@@ -594,6 +600,18 @@ class MannersTest(Base):
                     self.assertEqual(ours.param_groups[0][key],
                                      theirs.param_groups[0][key])
             ours.close()
+
+    def test_forked_data_loaders(self):
+        optimizer = self.optimizer(self.model.parameters(), "sgd",
+                                   model=self.model)
+        data = [torch.full((6,), float(i)) for i in range(8)]
+        loader = torch.utils.data.DataLoader(data, batch_size=4,
+                                             num_workers=2)
+        for _ in range(2):
+            for rows in loader:
+                self.model(rows).sum().backward()
+                optimizer.step()
+        self.assertEqual(optimizer.open_step, 5)
 
     def test_closure(self):
         optimizer = self.optimizer(self.model.parameters(), "sgd")

@@ -110,10 +110,23 @@ def address(argument: Optional[str], env: Mapping[str, str]) -> str:
     return value
 
 
-def coordinator(argument: Optional[str], env: Mapping[str, str]) -> str:
-    """host:port of node 0's peer plane, or "": only a job of several nodes
-    needs it."""
+PEER_PORT = 7470
+_LOOPBACK = ("localhost", "127.", "::1", "[::1]")
+
+
+def coordinator(argument: Optional[str], env: Mapping[str, str],
+                num_nodes: int = 1) -> str:
+    """host:port of node 0's peer plane: the argument, BALLAST_COORDINATOR,
+    or, with several nodes, torchrun's MASTER_ADDR and the peer port. "": the
+    daemon knows, or nobody asks. A MASTER_ADDR on this machine says nothing
+    of where node 0's daemon is."""
     value = argument or env.get("BALLAST_COORDINATOR") or ""
+    master = env.get("MASTER_ADDR") or ""
+    if not value and num_nodes > 1 and master and \
+            not master.startswith(_LOOPBACK):
+        is_bare_ipv6 = ":" in master and not master.startswith("[")
+        value = "%s:%d" % ("[%s]" % master if is_bare_ipv6 else master,
+                           PEER_PORT)
     if value:
         host, _, port = str(value).rpartition(":")
         if not host or not port.isdigit() or not 0 < int(port) < 65536:

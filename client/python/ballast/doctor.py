@@ -137,16 +137,17 @@ def _job() -> Finding:
 def _coordinator() -> Finding:
     try:
         nodes = _options.topology(os.environ)
-        value = _options.coordinator(None, os.environ)
+        count = nodes["world_size"] // nodes["local_world_size"]
+        value = _options.coordinator(None, os.environ, count)
     except errors.Error as error:
         return Finding("coordinator", "wrong", str(error),
                        "set BALLAST_COORDINATOR to host:port")
-    count = nodes["world_size"] // nodes["local_world_size"]
     if count == 1:
         return Finding("coordinator", "ok", "not needed on one node")
     if not value:
-        return Finding("coordinator", "warning", "BALLAST_COORDINATOR is not "
-                       "set: the daemon's node.coordinator counts",
+        return Finding("coordinator", "warning", "neither "
+                       "BALLAST_COORDINATOR nor a MASTER_ADDR elsewhere: the "
+                       "daemon's node.coordinator counts",
                        "set it to node 0's host and peer port (7470)")
     host, _, port = value.rpartition(":")
     try:

@@ -44,8 +44,9 @@ class Session:
         it is refused; "must": there must be one.
       address: the daemon's handle socket. Default: BALLAST_ADDRESS, else
         unix:///run/ballast/ballastd.sock.
-      coordinator: host:port of node 0's peer plane (BALLAST_COORDINATOR);
-        default: the daemon's. Node 0 and jobs of one node need none.
+      coordinator: host:port of node 0's peer plane. Default:
+        BALLAST_COORDINATOR, else torchrun's MASTER_ADDR and port 7470, else
+        the daemon's. Node 0 and jobs of one node need none.
       token: what the daemon asks for (default: content of
         BALLAST_TOKEN_FILE, less its last line end).
       timeout: seconds that opening, step() and wait() may block.
@@ -90,7 +91,8 @@ class Session:
         self.world_size: int = options["world_size"]
         self.job: str = _options.job_name(job, env)
         self.address: str = _options.address(address, env)
-        self.coordinator: str = _options.coordinator(coordinator, env)
+        self.coordinator: str = _options.coordinator(
+            coordinator, env, self.world_size // options["local_world_size"])
         self.timeout: float = _options.seconds(timeout, "timeout")
         if resume not in ("auto", "never", "must"):
             raise errors.InvalidArgument(

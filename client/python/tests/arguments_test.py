@@ -241,6 +241,19 @@ class OptionsTest(Refuses):
             self.assertRefused(["host:port"],
                                lambda b=bad: _options.coordinator(b, {}))
 
+    def test_coordinator_of_torchrun(self):
+        def found(master, nodes=2, argument=None, **env):
+            return _options.coordinator(
+                argument, {"MASTER_ADDR": master, **env}, nodes)
+        self.assertEqual(found("node-0"), "node-0:7470")
+        self.assertEqual(found("fd00::1"), "[fd00::1]:7470")
+        self.assertEqual(found("node-0", nodes=1), "")
+        self.assertEqual(found("", 2), "")
+        for loopback in ("localhost", "127.0.0.1", "::1"):
+            self.assertEqual(found(loopback), "")
+        self.assertEqual(found("node-0", argument="h:1"), "h:1")
+        self.assertEqual(found("node-0", BALLAST_COORDINATOR="h:2"), "h:2")
+
     def test_seconds(self):
         for bad in (0, -1, "1", None, float("nan"), True):
             self.assertRefused(["timeout"], lambda b=bad: _options.seconds(

@@ -34,7 +34,7 @@ def loads(data: bytes) -> Any:
         (size,) = _LENGTH.unpack_from(data)
         tree = json.loads(data[_LENGTH.size:_LENGTH.size + size])
         return _decode(tree, memoryview(data)[_LENGTH.size + size:], [0])
-    except (ValueError, KeyError, IndexError, TypeError,
+    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError,
             struct.error) as error:
         raise errors.InvalidArgument(
             "the job's cursor was not written by this library: %s"

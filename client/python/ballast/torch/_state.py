@@ -18,6 +18,7 @@ from . import _pack
 
 _MAX_BYTES = 65536  # of a cursor
 _FORMAT = 1
+_PARTS = {"random", "buffers", "tracked", "user"}
 
 
 def _random_state() -> Dict[str, Any]:
@@ -131,7 +132,8 @@ class State:
     def resume(self, cursor: bytes) -> None:
         """Takes over what the rank committed last."""
         state = _pack.loads(cursor)
-        if not isinstance(state, dict) or state.get("format") != _FORMAT:
+        if not isinstance(state, dict) or state.get("format") != _FORMAT or \
+                not _PARTS <= set(state):
             raise errors.InvalidArgument(
                 "the job's cursor was written by another version of this "
                 "library: end the job (ballastctl, or close()) or use that "

@@ -2,25 +2,21 @@
 
 import atexit
 import os
-import sys
-import time
 import weakref
 from typing import Any, Callable, Dict, Iterator, List, Optional, Union
 
 import torch
 
-from .. import _names, errors
+from .. import errors
 from ..result import StepResult
 from ..session import Session
-from . import _hyper, _mistakes, _weights
+from . import _hyper, _mistakes, _setup, _weights
 from ._gradients import Gradients
 from ._guard import Guard
 from ._overlap import Overlap
 from ._parameters import Entry, parse
 from ._state import State
 from ._weights import Weights
-
-_live: "weakref.WeakSet[Optimizer]" = weakref.WeakSet()
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -82,11 +78,8 @@ class Optimizer(torch.optim.Optimizer):
         self._trainable = [e for e in parsed.entries if e.is_trainable]
         self._model = model
         _mistakes.check_not_ddp(model, self._entries)
-        _check_unowned(self._entries)
-        if buffers not in ("cursor", "local"):
-            raise errors.InvalidArgument(
-                "buffers must be \"cursor\" or \"local\", not %s"
-                % _names.shown(buffers))
+        _setup.check_unowned(self._entries)
+        _setup.check_buffers(buffers)
         self._overlap = Overlap.create(self, model, overlap,
                                        backward_passes_per_step)
         given = [_hyper.group_values(self._name, group, index)
@@ -96,10 +89,10 @@ class Optimizer(torch.optim.Optimizer):
                           in zip(parsed.groups, given)], defaults)
         self._arguments = dict(
             job=job, optimizer={"name": self._name, **defaults},
-            param_groups=_session_groups(self._entries, self.param_groups,
-                                         self._name),
+            param_groups=_setup.session_groups(
+                self._entries, self.param_groups, self._name),
             trainable=[e.name for e in self._trainable],
-            exchange=_exchange(exchange, strict),
+            exchange=_setup.exchange(exchange, strict),
             gradient_clipping=gradient_clipping, address=address,
             coordinator=coordinator, token=token, timeout=timeout,
             connect_timeout=connect_timeout, tenant=tenant,
@@ -122,8 +115,8 @@ class Optimizer(torch.optim.Optimizer):
         if model is not None:
             self._guard = model.register_forward_pre_hook(
                 Guard(weakref.ref(self)))
-        _live.add(self)
-        atexit.register(_end_at_exit, weakref.ref(self))
+        _setup.live.add(self)
+        atexit.register(_setup.end_at_exit, weakref.ref(self))
 
     def _open(self, resume: str) -> None:
         self.session: Session = Session(
@@ -136,7 +129,7 @@ class Optimizer(torch.optim.Optimizer):
                         for e in self._entries}
         self._gradients = Gradients(self.session, self._entries)
         self._gradients.copies = copies
-        self._is_checked = False
+        self._is_first_check = True
         if self._overlap is not None:
             self._overlap.attach(self._trainable, self._entries)
 
@@ -277,7 +270,8 @@ class Optimizer(torch.optim.Optimizer):
         """
         if per_step is None:
             per_step = getattr(thing, "optimizer", None) is self and \
-                not isinstance(thing, _plateau())
+                not isinstance(
+                    thing, torch.optim.lr_scheduler.ReduceLROnPlateau)
         if self.session.resumed:
             for group, values in zip(self.param_groups, self._held):
                 group.update(values)
@@ -315,17 +309,7 @@ class Optimizer(torch.optim.Optimizer):
         _mistakes.check_not_ddp(self._model, self._entries)
         self._end_session()
         self._is_open = False
-        deadline = time.monotonic() + self.session.timeout
-        while True:
-            try:
-                self._open("auto")
-                return
-            except errors.FailedPrecondition as error:
-                # Until the last rank has closed, which ends the old job.
-                if "has closed job" not in str(error) or \
-                        time.monotonic() >= deadline:
-                    raise
-            time.sleep(0.02)
+        _setup.until_closed(lambda: self._open("auto"), self.session.timeout)
 
     def drop_edits(self) -> None:
         """Forgets in-place edits of weights; the published ones show."""
@@ -354,7 +338,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _leave(self) -> None:
         self._is_open = False
-        _live.discard(self)
+        _setup.live.discard(self)
         if self._model is not None:
             self._guard.remove()
 
@@ -363,9 +347,9 @@ class Optimizer(torch.optim.Optimizer):
                                 is_replaced, self._shapes[entry.name])
 
     def _check(self) -> None:
-        if not self._is_checked:
+        if self._is_first_check:
             _mistakes.check_not_ddp(self._model, self._entries)
-            self._is_checked = True
+            self._is_first_check = False
         self._weights.check()
         _mistakes.check_requires_grad(self._entries)
         if self._model is not None:
@@ -425,62 +409,3 @@ class Optimizer(torch.optim.Optimizer):
         self._gradients.forget_pushes()
         if self._overlap is not None:
             self._overlap.begin_step()
-
-
-def _plateau() -> type:
-    return torch.optim.lr_scheduler.ReduceLROnPlateau
-
-
-def _exchange(exchange: Any, strict: bool) -> Any:
-    if strict is True:
-        return exchange
-    if isinstance(exchange, str):
-        return "%s strict=false" % exchange
-    return {**exchange, "strict": strict}
-
-
-def _session_groups(entries: List[Entry], param_groups: List[Dict[str, Any]],
-                    name: str) -> List[Dict[str, Any]]:
-    """Group i as entry i of a Session's param_groups."""
-    result = []
-    for index, group in enumerate(param_groups):
-        members = [e.name for e in entries if e.group == index]
-        if not members:
-            raise errors.InvalidArgument("param group %d is empty" % index)
-        result.append({"match": members, **{
-            key: _hyper.plain(group[key])
-            for key in _hyper.groups.OPTIMIZERS[name]}})
-    return result
-
-
-def _check_unowned(entries: List[Entry]) -> None:
-    mine = {id(e.parameter): e.name for e in entries}
-    for other in _live:
-        for entry in other._entries:
-            if id(entry.parameter) in mine:
-                raise errors.FailedPrecondition(
-                    "parameter %r belongs to the optimizer of job %s already: "
-                    "one optimizer per model; close() that one first"
-                    % (mine[id(entry.parameter)], other.session.job))
-
-
-def _end_at_exit(reference: "weakref.ref[Optimizer]") -> None:
-    """A loop that came to its end closes the job; anything else leaves it
-    held, and says so."""
-    optimizer = reference()
-    if optimizer is None or not optimizer._is_open or \
-            optimizer._pid != os.getpid():
-        return
-    optimizer._is_open = False
-    session = optimizer.session
-    try:
-        if optimizer._is_finished and not hasattr(sys, "last_value"):
-            session.close()
-            return
-        session.detach()
-        if session.rank == 0:
-            print("ballast: job %s is held after step %d; a script of the "
-                  "same job goes on there, optimizer.close() ends it"
-                  % (session.job, session.open_step - 1), file=sys.stderr)
-    except errors.Error:
-        pass  # the daemon sees the process end
