@@ -2,10 +2,8 @@
 losses within float rounding, a convolutional net with BatchNorm included."""
 
 import json
-import os
 import subprocess
 import sys
-import tempfile
 import unittest
 
 import lab

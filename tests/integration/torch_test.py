@@ -114,12 +114,13 @@ class ParityTest(Base):
                   ("Adagrad", dict(lr=0.05, lr_decay=0.1, weight_decay=0.01,
                                    initial_accumulator_value=0.5))]
 
-    def ours(self, name, hyper, rank=0, world=1, gradients=None):
+    def ours(self, name, hyper, rank=0, world=1, gradients=None, **options):
         initial, own = recorded(rank)
         params = parameters(initial)
-        optimizer = self.optimizer(params.items(), getattr(torch.optim, name),
-                                   job="%s-%d" % (name.lower(), world),
-                                   rank=rank, world=world, **hyper)
+        optimizer = self.optimizer(
+            params.items(), getattr(torch.optim, name), rank=rank,
+            world=world, **{"job": "%s-%d" % (name.lower(), world),
+                            **hyper, **options})
         feed(params, optimizer, gradients or own, hyper["lr"])
         optimizer.close()
         return arrays(params)
@@ -151,6 +152,43 @@ class ParityTest(Base):
                 "AdamW", hyper, rank, 4, gradients)):
             for name in alone:
                 self.assertBitsEqual(other[name], alone[name], name)
+
+
+    def test_same_bits_on_one_node_and_on_two(self):  # I8, I25
+        hyper = dict(lr=1e-3, weight_decay=0.1)
+        together = lab.run_ranks(4, lambda rank: self.ours(
+            "AdamW", hyper, rank, 4))
+        ports = [lab.launch.free_port() for _ in range(2)]
+        peers = ["127.0.0.1:%d" % port for port in ports]
+        daemons = [self.start_daemon("listen.peer=" + peer,
+                                     "transport.ucx_devices=lo")
+                   for peer in peers]
+        apart = lab.run_ranks(4, lambda rank: self.ours(
+            "AdamW", hyper, rank, 4, job="apart", local_world_size=2,
+            address=daemons[rank // 2].address, coordinator=peers[0]))
+        for rank in range(4):
+            for name in _SHAPES:
+                self.assertBitsEqual(apart[rank][name], together[0][name])
+
+    def test_lion_equals_its_paper(self):
+        if "lion" not in groups.OPTIMIZERS:
+            self.skipTest("the daemon has no lion")
+        hyper = dict(lr=1e-3, betas=(0.9, 0.99), weight_decay=0.1)
+        initial, gradients = recorded()
+        params = parameters(initial)
+        optimizer = self.optimizer(params.items(), "lion", **hyper)
+        feed(params, optimizer, gradients, hyper["lr"])
+        expected = {k: np.float64(v) for k, v in initial.items()}
+        moments = {k: np.zeros_like(v) for k, v in expected.items()}
+        for index, step in enumerate(gradients):
+            rate = hyper["lr"] * (1 + index) / _STEPS
+            for name, gradient in step.items():
+                gradient = np.float64(gradient)
+                update = np.sign(0.9 * moments[name] + 0.1 * gradient)
+                expected[name] = expected[name] * (1 - rate * 0.1) \
+                    - rate * update
+                moments[name] = 0.99 * moments[name] + 0.01 * gradient
+        self.assertLess(distance(arrays(params), expected), _TOLERANCE)
 
 
 class WeightsTest(Base):

@@ -105,8 +105,8 @@ def address(argument: Optional[str], env: Mapping[str, str]) -> str:
             break
     if not path.startswith("/"):
         raise errors.InvalidArgument(
-            "address must be the absolute path of a Unix socket, as in %s, not %s"
-            % (DEFAULT_ADDRESS, _names.shown(value)))
+            "address must be the absolute path of a Unix socket, as in %s, "
+            "not %s" % (DEFAULT_ADDRESS, _names.shown(value)))
     return value
 
 

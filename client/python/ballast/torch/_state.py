@@ -6,6 +6,7 @@ open step as its predecessor would have.
 """
 
 import random
+import struct
 import sys
 import warnings
 from typing import Any, Dict, List, Optional
@@ -22,24 +23,34 @@ _PARTS = {"random", "buffers", "tracked", "user"}
 
 
 def _random_state() -> Dict[str, Any]:
-    state: Dict[str, Any] = {"torch": torch.get_rng_state()}
-    version, internal, gauss = random.getstate()
-    state["python"] = (version, np.array(internal, np.uint32).tobytes(),
-                       gauss)
-    name, keys, position, has_gauss, cached = np.random.get_state()
-    state["numpy"] = (name, np.asarray(keys, np.uint32).tobytes(),
-                      int(position), int(has_gauss), float(cached))
-    return state
+    """Of the three generators, as they give it."""
+    return {"torch": torch.get_rng_state(), "python": random.getstate(),
+            "numpy": np.random.get_state()}
+
+
+def _packed(state: Dict[str, Any]) -> Dict[str, Any]:
+    """As it travels: words as bytes."""
+    version, internal, gauss = state["python"]
+    name, keys, position, has_gauss, cached = state["numpy"]
+    return {"torch": state["torch"],
+            "python": (version, struct.pack("<%dI" % len(internal),
+                                            *internal), gauss),
+            "numpy": (name, np.asarray(keys, np.uint32).tobytes(),
+                      int(position), int(has_gauss), float(cached))}
+
+
+def _unpacked(state: Dict[str, Any]) -> Dict[str, Any]:
+    version, internal, gauss = state["python"]
+    name, keys, *rest = state["numpy"]
+    words = struct.unpack("<%dI" % (len(internal) // 4), internal)
+    return {"torch": state["torch"], "python": (version, words, gauss),
+            "numpy": (name, np.frombuffer(keys, np.uint32), *rest)}
 
 
 def _set_random_state(state: Dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(
-        int(word) for word in np.frombuffer(internal, np.uint32)), gauss))
-    name, keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state((name, np.frombuffer(keys, np.uint32), position,
-                         has_gauss, cached))
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
 
 
 class _Tracked:
@@ -80,7 +91,9 @@ class State:
         self._initial = self._copies()
         self._tracked: List[_Tracked] = []
         self._resumed: Dict[str, Any] = {}
+        # What the step that is computed started from.
         self._top: Optional[Dict[str, Any]] = None
+        self._is_resumed = False
         self.user = b""
 
     # ---- Out. ----
@@ -89,7 +102,7 @@ class State:
         """The cursor of the step that ends here."""
         for tracked in self._tracked:
             tracked.check_stepped_once()
-        parts = {"random": _random_state(), "buffers": self._changed(),
+        parts = {"random": _packed(_random_state()), "buffers": self._changed(),
                  "tracked": {t.name: t.thing.state_dict()
                              for t in self._tracked},
                  "user": user}
@@ -140,8 +153,15 @@ class State:
                 "version")
         self.user = state["user"]
         self._resumed = state["tracked"]
-        self._restore(state)
-        self._top = state
+        try:
+            self._top = {"random": _unpacked(state["random"]),
+                         "buffers": state["buffers"]}
+            self._restore(self._top)
+        except (ValueError, LookupError, TypeError, RuntimeError,
+                struct.error) as error:
+            raise errors.InvalidArgument(
+                "the job's cursor is damaged: %s" % error) from error
+        self._is_resumed = True
 
     def _restore(self, state: Dict[str, Any]) -> None:
         _set_random_state(state["random"])
@@ -181,14 +201,11 @@ class State:
     def begin_turn(self, is_repeated: bool) -> None:
         """At the top of a turn: a step that is computed again, or by a
         replacement, starts from the same random numbers and buffers."""
-        if self._top is not None and (is_repeated or self._is_first_turn):
+        if self._top is not None and (is_repeated or self._is_resumed):
             self._restore(self._top)
+        self._is_resumed = False
         self._resumed_untracked()
         self._top = {"random": _random_state(), "buffers": self._copies()}
-
-    @property
-    def _is_first_turn(self) -> bool:
-        return "format" in (self._top or {})
 
     def _resumed_untracked(self) -> None:
         if self._resumed:

@@ -19,8 +19,9 @@ from ._parameters import Entry
 
 _PAGE = mmap.PAGESIZE
 _RECORD = 8  # bytes of /proc/self/pagemap per page
-# Bits of such a record, from 61 on.
-_IS_FILE, _IS_SWAPPED = 1, 2
+# By its highest three bits (present, swapped, file): a page of ours alone is
+# present or swapped, and no file's.
+_IS_PRIVATE = np.array([False, False, True, False, True, False, True, False])
 
 
 class _Watched:
@@ -112,11 +113,9 @@ class Weights:
                              -(-len(self._memory) // _PAGE))
         if data is None:
             return None
-        kind = np.frombuffer(data, np.uint64) >> np.uint64(61)
-        is_private = (kind >= _IS_SWAPPED) & (kind & np.uint64(_IS_FILE) == 0)
-        if not is_private.any():
-            return None
-        return int(np.argmax(is_private))
+        is_private = _IS_PRIVATE[np.frombuffer(data, np.uint8)[7::8] >> 5]
+        first = int(np.argmax(is_private))
+        return first if is_private[first] else None
 
     def published(self) -> None:
         """New weights are there, or on their way: a backward through a graph
@@ -151,11 +150,10 @@ def _read_pagemap(start: int, pages: int) -> Optional[bytes]:
 
 
 def values(entries: List[Entry]) -> Any:
-    """The `tensors` argument of a Session: copies, as numpy has them."""
+    """The `tensors` argument of a Session, over the parameters' memory."""
     result = {}
     for entry in entries:
-        tensor = entry.parameter.detach().clone(
-            memory_format=torch.contiguous_format)
+        tensor = entry.parameter.detach().contiguous()
         if tensor.dtype == torch.bfloat16:
             array = tensor.view(torch.int16).numpy().view(np.uint16)
             result[entry.name] = (array, "bfloat16")
