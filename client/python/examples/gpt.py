@@ -10,7 +10,7 @@ import glob
 import hashlib
 import math
 import os
-from typing import Dict, Tuple
+from typing import Any, Dict, List, Tuple
 
 import numpy as np
 import torch
@@ -27,7 +27,6 @@ WARMUP_STEPS = 10
 BETAS = (0.9, 0.95)
 WEIGHT_DECAY = 0.1
 CLIPPING = 1.0
-NO_DECAY = ("*.bias", "*norm*")
 
 
 def load_text() -> Tuple[torch.Tensor, int]:
@@ -116,16 +115,20 @@ def learning_rate(step: int, steps: int) -> float:
     return LEARNING_RATE * (0.55 + 0.45 * math.cos(math.pi * done))
 
 
-def pytorch_optimizer(model: nn.Module) -> torch.optim.AdamW:
-    """The optimizer of the examples, as PyTorch has it."""
+def param_groups(model: nn.Module) -> List[Dict[str, Any]]:
+    """Matrices decay; biases and norms do not."""
     decayed, others = [], []
     for name, parameter in model.named_parameters():
         is_other = name.endswith(".bias") or "norm" in name
         (others if is_other else decayed).append(parameter)
+    return [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
+
+
+def pytorch_optimizer(model: nn.Module) -> torch.optim.AdamW:
+    """The optimizer of the examples, as PyTorch has it."""
     return torch.optim.AdamW(
-        [{"params": decayed}, {"params": others, "weight_decay": 0.0}],
-        lr=LEARNING_RATE, betas=BETAS, weight_decay=WEIGHT_DECAY,
-        foreach=False)
+        param_groups(model), lr=LEARNING_RATE, betas=BETAS,
+        weight_decay=WEIGHT_DECAY, foreach=False)
 
 
 def size(model: nn.Module) -> int:

@@ -3,9 +3,10 @@
     tools/lab run --nodes 2 --workers 2 -- /usr/bin/python3 train_gpt.py
     python3 -m ballast.run --workers 4 train_gpt.py --steps 200
 
-The model (gpt.py) is plain PyTorch. Its parameters *are* the weights that the
-daemon publishes and its gradients *are* this rank's gradient segment: nothing
-is copied. The optimizer runs in the daemon.
+The model (gpt.py) is plain PyTorch, and so is the loop: ballast.torch.Optimizer
+makes its parameters views of the weights that the daemon publishes and its
+gradients views of this rank's gradient segment, so that nothing is copied. The
+update runs in the daemon.
 
 --baseline trains the same model on the same batches in one process with
 PyTorch's own AdamW and the mean gradient of all ranks, for comparison;
@@ -16,69 +17,53 @@ import argparse
 import os
 import sys
 import time
-import warnings
 from typing import List
 
 import torch
 from torch import nn
 
 import ballast
+import ballast.torch
 import gpt
 from report import Report, Run, Traffic, finish
-
-
-def share(model: nn.Module, session: ballast.Session) -> None:
-    """Makes parameters and gradients of `model` views of shared memory."""
-    with warnings.catch_warnings():
-        # "not writable": right, only the daemon writes weights.
-        warnings.simplefilter("ignore", UserWarning)
-        for name, parameter in model.named_parameters():
-            parameter.data = torch.from_numpy(session.params[name])
-            parameter.grad = torch.from_numpy(session.grads[name])
 
 
 def train(options: argparse.Namespace, model: gpt.Gpt,
           text: torch.Tensor) -> Run:
     """Through Ballast."""
-    job = None if os.environ.get("BALLAST_JOB") else "train-gpt"
-    tensors = {name: parameter.detach().numpy()
-               for name, parameter in model.named_parameters()}
-    with ballast.Session(
-            job=job, tensors=tensors,
-            optimizer={"name": "adamw", "lr": gpt.LEARNING_RATE,
-                       "betas": gpt.BETAS, "weight_decay": gpt.WEIGHT_DECAY},
-            param_groups=[{"match": gpt.NO_DECAY, "weight_decay": 0.0}],
-            gradient_clipping=gpt.CLIPPING,
-            exchange=options.exchange) as session:
-        share(model, session)
-        report = Report(session.cursor)
-        traffic = Traffic(sum(array.size for array in tensors.values()),
-                          session.world_size // local_world_size())
-        start = time.monotonic()
-        for step in session.steps(options.steps):
-            for group in session.param_groups:
-                group["lr"] = gpt.learning_rate(step, options.steps)
-            for parameter in model.parameters():
-                parameter.grad.zero_()
-            loss = model.loss(
-                *gpt.batch(text, options.seed, step, session.rank))
-            loss.backward()
-            try:
-                result = session.step(cursor=report.cursor_after(loss.item()))
-            except ballast.Aborted as error:
-                print("step %d is repeated: %s" % (step, error), flush=True)
-                continue
-            report.add(loss.item())
-            traffic.add(result.wire_bytes_sent, result.payload_bytes)
-            if session.rank == 0 and (step % options.every == 0 or step == 1):
-                print("step %d/%d: loss %.4f, gradient norm %.3f, lr %.2e, "
-                      "daemon %.1f ms%s" % (
-                          step, options.steps, loss.item(), result.grad_norm,
-                          result.lr, 1e3 * result.seconds,
-                          traffic.progress()),
-                      flush=True)
-        report.seconds = time.monotonic() - start
-        return Run(report, dict(session.params), session.rank, traffic)
+    optimizer = ballast.torch.Optimizer(
+        gpt.param_groups(model), torch.optim.AdamW, lr=gpt.LEARNING_RATE,
+        betas=gpt.BETAS, weight_decay=gpt.WEIGHT_DECAY, model=model,
+        gradient_clipping=gpt.CLIPPING, exchange=options.exchange,
+        job=None if os.environ.get("BALLAST_JOB") else "train-gpt")
+    session = optimizer.session
+    report = Report(optimizer.cursor)
+    traffic = Traffic(gpt.size(model),
+                      session.world_size // local_world_size())
+    start = time.monotonic()
+    for step in optimizer.steps(options.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = gpt.learning_rate(step, options.steps)
+        optimizer.zero_grad()
+        loss = model.loss(*gpt.batch(text, options.seed, step, session.rank))
+        loss.backward()
+        try:
+            optimizer.step(cursor=report.cursor_after(loss.item()))
+        except ballast.Aborted as error:
+            print("step %d is repeated: %s" % (step, error), flush=True)
+            continue
+        result = optimizer.last_result
+        report.add(loss.item())
+        traffic.add(result.wire_bytes_sent, result.payload_bytes)
+        if session.rank == 0 and (step % options.every == 0 or step == 1):
+            print("step %d/%d: loss %.4f, gradient norm %.3f, lr %.2e, "
+                  "daemon %.1f ms%s" % (
+                      step, options.steps, loss.item(), result.grad_norm,
+                      result.lr, 1e3 * result.seconds, traffic.progress()),
+                  flush=True)
+    report.seconds = time.monotonic() - start
+    optimizer.close()
+    return Run(report, gpt.weights(model), session.rank, traffic)
 
 
 def local_world_size() -> int:
