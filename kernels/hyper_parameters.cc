@@ -34,6 +34,25 @@ void PrepareAdam(const HyperParameters& hyper, int64_t optimizer_step,
   scalars->eps = ToFp32(hyper.eps);
 }
 
+void PrepareLion(const HyperParameters& hyper, StepScalars* scalars) {
+  scalars->step_size = ToFp32(hyper.lr);
+  scalars->decay = ToFp32(1 - hyper.lr * hyper.weight_decay);
+  scalars->beta1 = ToFp32(hyper.beta1);
+  scalars->one_minus_beta1 = ToFp32(1 - hyper.beta1);
+  scalars->beta2 = ToFp32(hyper.beta2);
+  scalars->one_minus_beta2 = ToFp32(1 - hyper.beta2);
+}
+
+void PrepareAdagrad(const HyperParameters& hyper, int64_t optimizer_step,
+                    StepScalars* scalars) {
+  const auto steps_before = static_cast<double>(optimizer_step - 1);
+  scalars->step_size = ToFp32(hyper.lr / (1 + steps_before * hyper.lr_decay));
+  scalars->weight_decay = ToFp32(hyper.weight_decay);
+  scalars->eps = ToFp32(hyper.eps);
+  scalars->initial = ToFp32(hyper.initial_accumulator_value);
+  if (optimizer_step == 1) scalars->flags = kFlagFirstStep;
+}
+
 }  // namespace
 
 StepScalars PrepareScalars(OptimizerKind kind, const HyperParameters& hyper,
@@ -51,6 +70,12 @@ StepScalars PrepareScalars(OptimizerKind kind, const HyperParameters& hyper,
     case OptimizerKind::kAdamW:
       PrepareAdam(hyper, optimizer_step, &scalars);
       scalars.decay = ToFp32(1 - hyper.lr * hyper.weight_decay);
+      break;
+    case OptimizerKind::kLion:
+      PrepareLion(hyper, &scalars);
+      break;
+    case OptimizerKind::kAdagrad:
+      PrepareAdagrad(hyper, optimizer_step, &scalars);
       break;
   }
   return scalars;

@@ -14,46 +14,64 @@ enum class OptimizerKind : uint8_t {  // values are on the wire and in files
   kSgd = 1,
   kAdam = 2,
   kAdamW = 3,
+  kLion = 4,
+  kAdagrad = 5,
 };
 
-// fp32 arrays of a shard beside the master: the momentum buffer, or m and v.
-// `any_momentum`: some group of the job has a momentum that is not zero.
+constexpr bool IsKnown(OptimizerKind kind) {
+  return kind >= OptimizerKind::kSgd && kind <= OptimizerKind::kAdagrad;
+}
+
+// fp32 arrays of a shard beside the master: m (a momentum, or adagrad's sum
+// of squares), and v. `any_momentum`: some group of the job has a momentum
+// that is not zero.
 constexpr int StateArrays(OptimizerKind kind, bool any_momentum) {
-  if (kind == OptimizerKind::kSgd) return any_momentum ? 1 : 0;
+  switch (kind) {
+    case OptimizerKind::kSgd:
+      return any_momentum ? 1 : 0;
+    case OptimizerKind::kLion:
+    case OptimizerKind::kAdagrad:
+      return 1;
+    case OptimizerKind::kAdam:
+    case OptimizerKind::kAdamW:
+      break;
+  }
   return 2;
 }
 
 struct HyperParameters {  // PyTorch's names and meanings
   double lr = 1e-3;
-  double beta1 = 0.9;  // adam, adamw
+  double beta1 = 0.9;  // adam, adamw, lion
   double beta2 = 0.999;
   double eps = 1e-8;
   double weight_decay = 0;
   double momentum = 0;  // sgd
   double dampening = 0;
   bool nesterov = false;
+  double lr_decay = 0;  // adagrad
+  double initial_accumulator_value = 0;
   bool operator==(const HyperParameters&) const = default;
 };
 
 // Bits of StepScalars::flags.
 inline constexpr uint32_t kFlagMomentum = 1;   // sgd: there is a buffer
-inline constexpr uint32_t kFlagFirstStep = 2;  // sgd: buffer = gradient
+inline constexpr uint32_t kFlagFirstStep = 2;  // what m holds does not count
 inline constexpr uint32_t kFlagNesterov = 4;   // sgd
 
 // Plain bits: the commit carries them as they are, little-endian.
 struct StepScalars {
-  float clip = 1;          // multiplies the mean gradient first
-  float step_size = 0;     // lr (sgd); lr / (1 - beta1^t)
-  float weight_decay = 0;  // sgd, adam: g += weight_decay * w, unless zero
-  float decay = 1;         // adamw: w *= decay, that is 1 - lr * weight_decay
-  float beta1 = 0;         // sgd: momentum
+  float clip = 1;             // multiplies the mean gradient first
+  float step_size = 0;        // lr, corrected by the step number
+  float weight_decay = 0;     // g += weight_decay * w, unless zero
+  float decay = 1;            // w *= decay, that is 1 - lr * weight_decay
+  float beta1 = 0;            // sgd: momentum
   float one_minus_beta1 = 1;  // sgd: 1 - dampening
   float beta2 = 0;
   float one_minus_beta2 = 1;
   float inv_sqrt_bias2 = 1;  // 1 / sqrt(1 - beta2^t)
   float eps = 0;
   uint32_t flags = 0;
-  uint32_t reserved = 0;
+  float initial = 0;  // adagrad: m before the first step
   bool operator==(const StepScalars&) const = default;
 };
 static_assert(std::is_trivially_copyable_v<StepScalars> &&

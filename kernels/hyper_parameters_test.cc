@@ -13,6 +13,10 @@ TEST(HyperParametersTest, StateArraysByKind) {
   EXPECT_EQ(StateArrays(OptimizerKind::kSgd, true), 1);
   EXPECT_EQ(StateArrays(OptimizerKind::kAdam, false), 2);
   EXPECT_EQ(StateArrays(OptimizerKind::kAdamW, true), 2);
+  EXPECT_EQ(StateArrays(OptimizerKind::kLion, false), 1);
+  EXPECT_EQ(StateArrays(OptimizerKind::kAdagrad, false), 1);
+  EXPECT_FALSE(IsKnown(static_cast<OptimizerKind>(0)));
+  EXPECT_FALSE(IsKnown(static_cast<OptimizerKind>(6)));
 }
 
 // Bias corrections by repeated multiplication, without pow.
@@ -57,6 +61,30 @@ TEST(HyperParametersTest, SgdFlags) {
   EXPECT_EQ(flags(0.9, false, 1), kFlagMomentum | kFlagFirstStep);
   EXPECT_EQ(flags(0.9, false, 2), kFlagMomentum);
   EXPECT_EQ(flags(0.9, true, 2), kFlagMomentum | kFlagNesterov);
+}
+
+TEST(HyperParametersTest, AdagradsStepSizeFallsFromTheSecondStepOn) {
+  const HyperParameters hyper{
+      .lr = 0.5, .lr_decay = 0.25, .initial_accumulator_value = 0.125};
+  const auto first = PrepareScalars(OptimizerKind::kAdagrad, hyper, 1, 1);
+  EXPECT_EQ(first.step_size, 0.5f);
+  EXPECT_EQ(first.flags, kFlagFirstStep);
+  EXPECT_EQ(first.initial, 0.125f);
+  const auto fifth = PrepareScalars(OptimizerKind::kAdagrad, hyper, 5, 1);
+  EXPECT_EQ(fifth.step_size, 0.25f);
+  EXPECT_EQ(fifth.flags, 0);
+}
+
+TEST(HyperParametersTest, LionHasNoBiasCorrection) {
+  const HyperParameters hyper{.lr = 0.5, .beta2 = 0.99, .weight_decay = 0.25};
+  for (const int64_t step : {1, 100}) {
+    const auto s = PrepareScalars(OptimizerKind::kLion, hyper, step, 1);
+    EXPECT_EQ(s.step_size, 0.5f);
+    EXPECT_EQ(s.decay, 0.875f);
+    EXPECT_EQ(s.weight_decay, 0);
+    EXPECT_EQ(s.one_minus_beta2, static_cast<float>(1 - 0.99));
+    EXPECT_EQ(s.flags, 0);
+  }
 }
 
 TEST(HyperParametersTest, ClipFactorIsPyTorchs) {

@@ -43,8 +43,8 @@ struct Kernels {
   CellNorm (*cell_norm)(const float* x, int64_t count);
 
   // One step of `count` elements in place, and their new weights cast to
-  // `weight_dtype` (weight_out may be null: no cast). `m` is the momentum
-  // buffer of sgd, null if flags has no kFlagMomentum; `v` is null for sgd.
+  // `weight_dtype` (weight_out may be null: no cast). `m` may be null for
+  // sgd without kFlagMomentum, `v` for all but adam and adamw.
   void (*optimizer_step)(OptimizerKind kind, const StepScalars& scalars,
                          int64_t count, const float* gradient, float* master,
                          float* m, float* v, DType weight_dtype,

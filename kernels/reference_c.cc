@@ -23,7 +23,9 @@ using ballast::kernels::StepScalars;
 using ballast::kernels::UnpackSpec;
 
 bool IsDType(int dtype) { return dtype >= 1 && dtype <= 3; }
-bool IsKind(int kind) { return kind >= 1 && kind <= 3; }
+bool IsKind(int kind) {
+  return kind <= 255 && IsKnown(static_cast<OptimizerKind>(kind));
+}
 
 ExactSum SumFrom(const uint64_t* limbs) {
   ExactSum sum;
@@ -80,7 +82,7 @@ float ballast_reference_clip_factor(double norm2, double max_norm) {
   return ballast::kernels::ClipFactor(norm2, max_norm);
 }
 
-int ballast_reference_scalars(int kind, const double hyper[8], int64_t step,
+int ballast_reference_scalars(int kind, const double hyper[10], int64_t step,
                               float clip, void* scalars) {
   if (!IsKind(kind) || step < 1) return 0;
   const HyperParameters parameters{.lr = hyper[0],
@@ -90,7 +92,9 @@ int ballast_reference_scalars(int kind, const double hyper[8], int64_t step,
                                    .weight_decay = hyper[4],
                                    .momentum = hyper[5],
                                    .dampening = hyper[6],
-                                   .nesterov = hyper[7] != 0};
+                                   .nesterov = hyper[7] != 0,
+                                   .lr_decay = hyper[8],
+                                   .initial_accumulator_value = hyper[9]};
   const StepScalars prepared = ballast::kernels::PrepareScalars(
       static_cast<OptimizerKind>(kind), parameters, step, clip);
   std::memcpy(scalars, &prepared, sizeof(prepared));

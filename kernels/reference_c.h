@@ -32,8 +32,9 @@ double ballast_reference_limbs_value(const uint64_t* limbs);
 
 float ballast_reference_clip_factor(double norm2, double max_norm);
 
-// hyper: lr, beta1, beta2, eps, weight_decay, momentum, dampening, nesterov.
-int ballast_reference_scalars(int kind, const double hyper[8], int64_t step,
+// hyper: lr, beta1, beta2, eps, weight_decay, momentum, dampening, nesterov,
+// lr_decay, initial_accumulator_value.
+int ballast_reference_scalars(int kind, const double hyper[10], int64_t step,
                               float clip, void* scalars);
 int ballast_reference_step(int kind, const void* scalars, int64_t count,
                            const float* gradient, float* master, float* m,

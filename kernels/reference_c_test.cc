@@ -27,7 +27,7 @@ TEST(ReferenceCTest, NormOfSeveralCells) {
 }
 
 TEST(ReferenceCTest, StepMovesTheWeight) {
-  const double hyper[8] = {0.5, 0.9, 0.999, 1e-8, 0, 0, 0, 0};
+  const double hyper[10] = {0.5, 0.9, 0.999, 1e-8};
   std::vector<uint8_t> scalars(ballast_reference_scalars_bytes());
   ASSERT_EQ(ballast_reference_scalars(1, hyper, 1, 1.0f, scalars.data()), 1);
   const float gradient = 1;
@@ -57,10 +57,10 @@ TEST(ReferenceCTest, RefusesWhatIsNotOfTheWire) {
   float value = 1;
   uint8_t bytes[64] = {};
   const void* sources[] = {&value};
-  const double hyper[8] = {};
+  const double hyper[10] = {};
   EXPECT_EQ(ballast_reference_mean(0, 1, sources, 1, &value), 0);
   EXPECT_EQ(ballast_reference_mean(1, 0, sources, 1, &value), 0);
-  EXPECT_EQ(ballast_reference_scalars(4, hyper, 1, 1, bytes), 0);
+  EXPECT_EQ(ballast_reference_scalars(6, hyper, 1, 1, bytes), 0);
   EXPECT_EQ(ballast_reference_scalars(1, hyper, 0, 1, bytes), 0);
   EXPECT_EQ(ballast_reference_cast(&value, 4, 1, bytes), 0);
   EXPECT_EQ(ballast_reference_widen(bytes, 1, -1, &value), 0);

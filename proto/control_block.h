@@ -1,6 +1,6 @@
 // The control block: one memfd per worker, mapped by the worker and its
 // daemon, that carries everything a step needs without a system call but the
-// doorbell. This file is its byte format (version 1); little-endian, 64-bit.
+// doorbell. This file is its byte format (version 2); little-endian, 64-bit.
 //
 //   0      ControlBlockHeader            written once by the daemon
 //   4096   DaemonArea                    daemon -> worker
@@ -31,7 +31,7 @@
 namespace ballast::proto {
 
 inline constexpr uint64_t kControlBlockMagic = 0x314b4c42'4c4c4142;  // BALLBLK1
-inline constexpr uint32_t kControlBlockVersion = 1;
+inline constexpr uint32_t kControlBlockVersion = 2;
 inline constexpr uint32_t kPageSize = 4096;
 inline constexpr uint32_t kMaxCursorBytes = 64 * 1024;
 inline constexpr uint32_t kMaxParamGroups = 256;
@@ -75,13 +75,15 @@ struct ControlBlockHeader {
 // optimizer does not have are zero. All ranks must agree, bit for bit.
 struct GroupValues {
   double lr;
-  double beta1;  // adam, adamw
-  double beta2;  // adam, adamw
-  double eps;    // adam, adamw
+  double beta1;  // adam, adamw, lion
+  double beta2;  // adam, adamw, lion
+  double eps;    // adam, adamw, adagrad
   double weight_decay;
-  double momentum;   // sgd
-  double dampening;  // sgd
-  double nesterov;   // sgd: 0 or 1
+  double momentum;                   // sgd
+  double dampening;                  // sgd
+  double nesterov;                   // sgd: 0 or 1
+  double lr_decay;                   // adagrad
+  double initial_accumulator_value;  // adagrad
 };
 
 enum class StepOutcome : uint32_t {

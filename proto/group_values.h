@@ -26,6 +26,8 @@ inline constexpr GroupField kGroupFields[] = {
     {"momentum", &GroupValues::momentum},
     {"dampening", &GroupValues::dampening},
     {"nesterov", &GroupValues::nesterov},
+    {"lr_decay", &GroupValues::lr_decay},
+    {"initial_accumulator_value", &GroupValues::initial_accumulator_value},
 };
 
 // The first field whose bits differ (so 0.0 and -0.0 do, equal NaNs do not);

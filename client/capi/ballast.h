@@ -99,6 +99,7 @@ typedef struct ballast_tensor {
 /* Hyperparameters of one param group; what the optimizer lacks is 0. */
 typedef struct ballast_group {
   double lr, beta1, beta2, eps, weight_decay, momentum, dampening, nesterov;
+  double lr_decay, initial_accumulator_value; /* adagrad */
 } ballast_group;
 
 typedef struct ballast_info {

@@ -143,6 +143,9 @@ absl::Status ParseGroup(const Json& json, const std::string& path,
          group->set_nesterov(value.get<bool>());
          return absl::OkStatus();
        }},
+      {"lr_decay", Number([&](double v) { group->set_lr_decay(v); })},
+      {"initial_accumulator_value",
+       Number([&](double v) { group->set_initial_accumulator_value(v); })},
   };
   return ApplyFields(json, path, fields);
 }
@@ -152,7 +155,9 @@ absl::Status ParseOptimizer(const Json& json, v1::Optimizer* optimizer) {
       {"name", Choice<v1::OptimizerName>(
                    {{"sgd", v1::OPTIMIZER_SGD},
                     {"adam", v1::OPTIMIZER_ADAM},
-                    {"adamw", v1::OPTIMIZER_ADAMW}},
+                    {"adamw", v1::OPTIMIZER_ADAMW},
+                    {"lion", v1::OPTIMIZER_LION},
+                    {"adagrad", v1::OPTIMIZER_ADAGRAD}},
                    [&](v1::OptimizerName name) { optimizer->set_name(name); })},
       {"groups",
        [&](const Json& value) {

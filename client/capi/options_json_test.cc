@@ -39,13 +39,16 @@ TEST(ParseOptionsTest, TakesEveryKey) {
       "optimizer": {"name": "adamw", "groups": [
         {"lr": 0.1, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8,
          "weight_decay": 0.1, "momentum": 0, "dampening": 0,
-         "nesterov": false}, {}]}})");
+         "nesterov": false, "lr_decay": 0.5,
+         "initial_accumulator_value": 2}, {}]}})");
   ASSERT_THAT(options, IsOk());
   EXPECT_EQ(options->topology.rank(), 3);
   EXPECT_EQ(options->topology.node_rank(), 1);
   EXPECT_EQ(options->job.bucket_bytes(), 8192);
   EXPECT_EQ(options->job.optimizer().groups_size(), 2);
   EXPECT_EQ(options->job.optimizer().groups(0).beta2(), 0.95);
+  EXPECT_EQ(options->job.optimizer().groups(0).lr_decay(), 0.5);
+  EXPECT_EQ(options->job.optimizer().groups(0).initial_accumulator_value(), 2);
   EXPECT_EQ(options->resume, v1::RESUME_MUST);
   EXPECT_EQ(options->open_timeout, absl::Seconds(2.5));
 }

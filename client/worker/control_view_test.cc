@@ -68,8 +68,10 @@ TEST(ControlViewTest, RefusesWhatIsNotThisBlock) {  // I27
               StatusIs(kDataLoss));
   EXPECT_THAT(ControlView::Create(block.bytes(), kBuckets, kGroups - 1),
               StatusIs(kDataLoss));
-  block.header().version = 2;
-  EXPECT_THAT(View(block), StatusIs(kDataLoss, "format 2"));
+  const uint32_t later = proto::kControlBlockVersion + 1;
+  block.header().version = later;
+  EXPECT_THAT(View(block),
+              StatusIs(kDataLoss, "format " + std::to_string(later)));
   block.header().version = proto::kControlBlockVersion;
   block.header().magic = 0;
   EXPECT_THAT(View(block), StatusIs(kDataLoss));

@@ -28,6 +28,9 @@ constexpr std::pair<const char*, double proto::GroupValues::*> kFields[] = {
     {"momentum", &proto::GroupValues::momentum},
     {"dampening", &proto::GroupValues::dampening},
     {"nesterov", &proto::GroupValues::nesterov},
+    {"lr_decay", &proto::GroupValues::lr_decay},
+    {"initial_accumulator_value",
+     &proto::GroupValues::initial_accumulator_value},
 };
 
 absl::Status WithResumeStep(absl::Status status, int64_t step) {
@@ -45,6 +48,8 @@ proto::GroupValues ToValues(const v1::ParamGroup& group) {
   values.momentum = group.momentum();
   values.dampening = group.dampening();
   values.nesterov = group.nesterov() ? 1 : 0;
+  values.lr_decay = group.lr_decay();
+  values.initial_accumulator_value = group.initial_accumulator_value();
   return values;
 }
 

@@ -103,6 +103,58 @@ struct Adam {
       inv_sqrt_bias2, eps, step_size;
 };
 
+struct Lion {
+  explicit Lion(const StepScalars& s)
+      : clip(hn::Set(D(), s.clip)),
+        decay(hn::Set(D(), s.decay)),
+        beta1(hn::Set(D(), s.beta1)),
+        one_minus_beta1(hn::Set(D(), s.one_minus_beta1)),
+        beta2(hn::Set(D(), s.beta2)),
+        one_minus_beta2(hn::Set(D(), s.one_minus_beta2)),
+        up(hn::Set(D(), s.step_size)),
+        down(hn::Set(D(), -s.step_size)) {}
+
+  static constexpr bool has_m() { return true; }
+  static constexpr bool has_v() { return false; }
+
+  HWY_INLINE void Step(V g, State* x) const {
+    const V zero = hn::Zero(D());
+    g = hn::Mul(g, clip);
+    const V c = hn::Add(hn::Mul(beta1, x->m), hn::Mul(one_minus_beta1, g));
+    x->m = hn::Add(hn::Mul(beta2, x->m), hn::Mul(one_minus_beta2, g));
+    const V step = hn::IfThenElse(hn::Gt(c, zero), up,
+                                  hn::IfThenElseZero(hn::Lt(c, zero), down));
+    x->w = hn::Sub(hn::Mul(decay, x->w), step);
+  }
+
+  V clip, decay, beta1, one_minus_beta1, beta2, one_minus_beta2, up, down;
+};
+
+struct Adagrad {
+  explicit Adagrad(const StepScalars& s)
+      : is_first((s.flags & kFlagFirstStep) != 0),
+        has_decay(s.weight_decay != 0),
+        clip(hn::Set(D(), s.clip)),
+        weight_decay(hn::Set(D(), s.weight_decay)),
+        initial(hn::Set(D(), s.initial)),
+        eps(hn::Set(D(), s.eps)),
+        step_size(hn::Set(D(), s.step_size)) {}
+
+  static constexpr bool has_m() { return true; }
+  static constexpr bool has_v() { return false; }
+
+  HWY_INLINE void Step(V g, State* x) const {
+    g = hn::Mul(g, clip);
+    if (has_decay) g = hn::Add(g, hn::Mul(weight_decay, x->w));
+    x->m = hn::Add(is_first ? initial : x->m, hn::Mul(g, g));
+    const V denominator = hn::Add(hn::Sqrt(x->m), eps);
+    x->w = hn::Sub(x->w, hn::Div(hn::Mul(step_size, g), denominator));
+  }
+
+  bool is_first, has_decay;
+  V clip, weight_decay, initial, eps, step_size;
+};
+
 struct NoWeights {
   static void Store(D, V, void*, int64_t) {}
 };
@@ -161,10 +213,19 @@ template <bool kKeep>
 int64_t RunRule(OptimizerKind kind, const StepScalars& scalars, int64_t count,
                 const Arrays& a, DType dtype, void* weight_out,
                 const StepUndo& undo) {
-  if (kind == OptimizerKind::kSgd) {
-    return RunFormat<Sgd, kKeep>(scalars, count, a, dtype, weight_out, undo);
+  switch (kind) {
+    case OptimizerKind::kSgd:
+      return RunFormat<Sgd, kKeep>(scalars, count, a, dtype, weight_out, undo);
+    case OptimizerKind::kAdam:
+    case OptimizerKind::kAdamW:
+      return RunFormat<Adam, kKeep>(scalars, count, a, dtype, weight_out, undo);
+    case OptimizerKind::kLion:
+      return RunFormat<Lion, kKeep>(scalars, count, a, dtype, weight_out, undo);
+    case OptimizerKind::kAdagrad:
+      return RunFormat<Adagrad, kKeep>(scalars, count, a, dtype, weight_out,
+                                       undo);
   }
-  return RunFormat<Adam, kKeep>(scalars, count, a, dtype, weight_out, undo);
+  return 0;
 }
 
 float* Behind(float* array, int64_t done) {

@@ -42,8 +42,21 @@ std::vector<Rule> Rules() {
       {"sgd with Nesterov",
        OptimizerKind::kSgd,
        {.lr = 0.1, .momentum = 0.9, .nesterov = true}},
+      {"lion", OptimizerKind::kLion, {.lr = 1e-3, .weight_decay = 0.1}},
+      {"adagrad", OptimizerKind::kAdagrad, {.lr = 0.1, .eps = 1e-10}},
+      {"adagrad with all",
+       OptimizerKind::kAdagrad,
+       {.lr = 0.1,
+        .weight_decay = 0.1,
+        .lr_decay = 0.5,
+        .initial_accumulator_value = 0.25}},
   };
 }
+
+bool HasM(const Rule& rule) {
+  return StateArrays(rule.kind, rule.hyper.momentum != 0) > 0;
+}
+bool HasV(const Rule& rule) { return StateArrays(rule.kind, true) > 1; }
 
 struct State {
   State(int64_t count, int offset, Random* random)
@@ -57,11 +70,9 @@ struct State {
   }
   void Step(const Kernels& table, const Rule& rule, const StepScalars& scalars,
             const Array<float>& g, DType dtype, bool has_weights) {
-    const bool is_sgd = rule.kind == OptimizerKind::kSgd;
-    const bool has_buffer = !is_sgd || (scalars.flags & kFlagMomentum) != 0;
     table.optimizer_step(rule.kind, scalars, g.size(), g.data(), w.data(),
-                         has_buffer ? m.data() : nullptr,
-                         is_sgd ? nullptr : v.data(), dtype,
+                         HasM(rule) ? m.data() : nullptr,
+                         HasV(rule) ? v.data() : nullptr, dtype,
                          has_weights ? weights.data() : nullptr);
   }
   void StepUndo(const Kernels& table, const Rule& rule,
@@ -74,11 +85,6 @@ struct State {
   }
   Array<float> w, m, v, weights;
 };
-
-bool HasM(const Rule& rule) {
-  return rule.kind != OptimizerKind::kSgd || rule.hyper.momentum != 0;
-}
-bool HasV(const Rule& rule) { return rule.kind != OptimizerKind::kSgd; }
 
 // The cast weights are compared as values: a cast of a NaN has the bits of
 // the NaN, which are not specified.

@@ -46,6 +46,30 @@ void AdamTile(const StepScalars& s, int64_t count, const float* gradient,
   }
 }
 
+void LionTile(const StepScalars& s, int64_t count, const float* gradient,
+              float* master, float* m) {
+  for (int64_t i = 0; i < count; ++i) {
+    const float w = s.decay * master[i];
+    const float g = gradient[i] * s.clip;
+    const float c = s.beta1 * m[i] + s.one_minus_beta1 * g;
+    m[i] = s.beta2 * m[i] + s.one_minus_beta2 * g;
+    const float step = c > 0 ? s.step_size : c < 0 ? -s.step_size : 0.0f;
+    master[i] = w - step;
+  }
+}
+
+void AdagradTile(const StepScalars& s, int64_t count, const float* gradient,
+                 float* master, float* sum) {
+  const bool first = (s.flags & kFlagFirstStep) != 0;
+  for (int64_t i = 0; i < count; ++i) {
+    float g = gradient[i] * s.clip;
+    if (s.weight_decay != 0) g = g + s.weight_decay * master[i];
+    sum[i] = (first ? s.initial : sum[i]) + g * g;
+    const float denominator = std::sqrt(sum[i]) + s.eps;
+    master[i] = master[i] - (s.step_size * g) / denominator;
+  }
+}
+
 // One step's arrays; those that it does not have are null.
 struct Arrays {
   const float* gradient;
@@ -53,6 +77,21 @@ struct Arrays {
   float* m;
   float* v;
 };
+
+void StepTile(OptimizerKind kind, const StepScalars& s, int64_t count,
+              const float* gradient, float* master, float* m, float* v) {
+  switch (kind) {
+    case OptimizerKind::kSgd:
+      return SgdTile(s, count, gradient, master, m);
+    case OptimizerKind::kAdam:
+    case OptimizerKind::kAdamW:
+      return AdamTile(s, count, gradient, master, m, v);
+    case OptimizerKind::kLion:
+      return LionTile(s, count, gradient, master, m);
+    case OptimizerKind::kAdagrad:
+      return AdagradTile(s, count, gradient, master, m);
+  }
+}
 
 float* Behind(float* array, int64_t begin) {
   return array == nullptr ? nullptr : array + begin;
@@ -67,13 +106,8 @@ void ForEachTile(OptimizerKind kind, const StepScalars& scalars, int64_t count,
   for (int64_t begin = 0; begin < count; begin += kTile) {
     const int64_t size = std::min(kTile, count - begin);
     keep(begin, size);
-    if (kind == OptimizerKind::kSgd) {
-      SgdTile(scalars, size, a.gradient + begin, a.master + begin,
-              Behind(a.m, begin));
-    } else {
-      AdamTile(scalars, size, a.gradient + begin, a.master + begin, a.m + begin,
-               a.v + begin);
-    }
+    StepTile(kind, scalars, size, a.gradient + begin, a.master + begin,
+             Behind(a.m, begin), Behind(a.v, begin));
     if (weights == nullptr) continue;
     Cast(a.master + begin, weight_dtype, size,
          weights + begin * SizeOf(weight_dtype));

@@ -54,6 +54,19 @@ struct DoubleOptimizer {
       w -= h.lr * g;
       return;
     }
+    if (kind == OptimizerKind::kLion) {  // Chen et al., algorithm 2
+      const double c = h.beta1 * m + (1 - h.beta1) * g;
+      w -= h.lr * ((c > 0) - (c < 0) + h.weight_decay * w);
+      m = h.beta2 * m + (1 - h.beta2) * g;
+      return;
+    }
+    if (kind == OptimizerKind::kAdagrad) {
+      if (t == 1) m = h.initial_accumulator_value;
+      g += h.weight_decay * w;
+      m += g * g;
+      w -= h.lr / (1 + (t - 1) * h.lr_decay) * g / (std::sqrt(m) + h.eps);
+      return;
+    }
     if (kind == OptimizerKind::kAdam) g += h.weight_decay * w;
     if (kind == OptimizerKind::kAdamW) w -= h.lr * h.weight_decay * w;
     m = h.beta1 * m + (1 - h.beta1) * g;
@@ -104,11 +117,23 @@ const Case kCases[] = {
     {OptimizerKind::kAdam, {.lr = 0.01, .weight_decay = 0.1}},
     {OptimizerKind::kAdamW, {.lr = 0.01, .weight_decay = 0.1}},
     {OptimizerKind::kAdamW, {.lr = 0.01, .beta2 = 0.95, .eps = 1e-3}},
+    {OptimizerKind::kLion, {.lr = 1e-3, .beta2 = 0.99}},
+    {OptimizerKind::kLion, {.lr = 1e-3, .beta2 = 0.95, .weight_decay = 0.1}},
+    {OptimizerKind::kAdagrad, {.lr = 0.01, .eps = 1e-10}},
+    {OptimizerKind::kAdagrad,
+     {.lr = 0.01,
+      .eps = 1e-10,
+      .weight_decay = 0.1,
+      .lr_decay = 0.1,
+      .initial_accumulator_value = 0.5}},
 };
 
 TEST(UpdateTest, FiftyStepsFollowTheDoubleFormulas) {
   for (const Case& c : kCases) {
-    EXPECT_LT(DistanceToDouble(c.kind, c.hyper, c.kind), 1e-6)
+    // Lion's step is the same each time and may round the same way each time.
+    const double bound =
+        c.kind == OptimizerKind::kLion ? kSteps * 0x1p-25 : 1e-6;
+    EXPECT_LT(DistanceToDouble(c.kind, c.hyper, c.kind), bound)
         << static_cast<int>(c.kind) << " momentum " << c.hyper.momentum;
   }
 }
@@ -177,6 +202,32 @@ TEST(UpdateTest, FirstMomentumBufferIsTheGradient) {
   for (int i = 0; i < 10; ++i) {
     EXPECT_FLOAT_EQ(state.m[i], 0.9f * g[i] + 0.5f * g[i]);
   }
+}
+
+// The rule hangs on the step number here too.
+TEST(UpdateTest, AdagradStartsFromItsInitialValue) {
+  const HyperParameters hyper{.lr = 0.1, .initial_accumulator_value = 3};
+  const Vector g = Normal(10, 5);
+  State state(10);
+  state.m.assign(10, 1e30f);  // stale contents
+  Step(OptimizerKind::kAdagrad, hyper, 1, 1, g, &state);
+  for (int i = 0; i < 10; ++i) EXPECT_EQ(state.m[i], 3 + g[i] * g[i]);
+  Step(OptimizerKind::kAdagrad, hyper, 2, 1, g, &state);
+  for (int i = 0; i < 10; ++i) {
+    EXPECT_EQ(state.m[i], (3 + g[i] * g[i]) + g[i] * g[i]);
+  }
+}
+
+// Every weight moves by the step size, or not at all where nothing ever came.
+TEST(UpdateTest, LionStepsBySigns) {
+  Vector w = {1, 1, 1, 1};
+  Vector m(4);
+  const Vector g = {1e-30f, -1e30f, 0, -0.0f};
+  const StepScalars s =
+      PrepareScalars(OptimizerKind::kLion, {.lr = 0.25, .beta2 = 0.99}, 1, 1);
+  OptimizerStep(OptimizerKind::kLion, s, 4, g.data(), w.data(), m.data(),
+                nullptr, DType::kFloat32, nullptr);
+  EXPECT_EQ(w, Vector({0.75f, 1.25f, 1, 1}));
 }
 
 TEST(UpdateTest, PlainSgdNeedsNoState) {

@@ -24,7 +24,9 @@ v1::VersionReply Control::Version() const {
 v1::GetServerInfoReply Control::ServerInfo() {
   v1::GetServerInfoReply reply;
   reply.set_version(kVersion);
-  for (const char* name : {"sgd", "adam", "adamw"}) reply.add_optimizers(name);
+  for (const char* name : {"sgd", "adam", "adamw", "lion", "adagrad"}) {
+    reply.add_optimizers(name);
+  }
   for (const char* name : {"exact", "zeropp"}) {
     reply.add_exchange_presets(name);
   }

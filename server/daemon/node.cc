@@ -17,6 +17,10 @@ std::string_view OptimizerName(kernels::OptimizerKind kind) {
       return "adam";
     case kernels::OptimizerKind::kAdamW:
       return "adamw";
+    case kernels::OptimizerKind::kLion:
+      return "lion";
+    case kernels::OptimizerKind::kAdagrad:
+      return "adagrad";
   }
   return "unknown";
 }

@@ -15,7 +15,9 @@ GroupList Groups(double lr) {
                              .weight_decay = 0,
                              .momentum = 0,
                              .dampening = 0,
-                             .nesterov = 0}};
+                             .nesterov = 0,
+                             .lr_decay = 0,
+                             .initial_accumulator_value = 0}};
 }
 
 TEST(ContributionsTest, EachCountsOnce) {  // I19

@@ -18,6 +18,8 @@ v1::StepGroup ToStepGroup(const proto::GroupValues& values) {
   group.set_momentum(values.momentum);
   group.set_dampening(values.dampening);
   group.set_nesterov(values.nesterov);
+  group.set_lr_decay(values.lr_decay);
+  group.set_initial_accumulator_value(values.initial_accumulator_value);
   return group;
 }
 
@@ -29,7 +31,9 @@ kernels::HyperParameters ToHyperParameters(const v1::StepGroup& group) {
           .weight_decay = group.weight_decay(),
           .momentum = group.momentum(),
           .dampening = group.dampening(),
-          .nesterov = group.nesterov() != 0};
+          .nesterov = group.nesterov() != 0,
+          .lr_decay = group.lr_decay(),
+          .initial_accumulator_value = group.initial_accumulator_value()};
 }
 
 absl::Status CheckAgree(const GroupList& a, Rank rank_a, const GroupList& b,

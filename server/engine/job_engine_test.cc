@@ -74,7 +74,9 @@ class JobEngineTest : public ::testing::Test {
                                           .weight_decay = 0,
                                           .momentum = 0,
                                           .dampening = 0,
-                                          .nesterov = 0}};
+                                          .nesterov = 0,
+                                          .lr_decay = 0,
+                                          .initial_accumulator_value = 0}};
     engine_->OnStepInput(LocalRank(rank), values, absl::StrCat("cursor", rank));
   }
   void Reduced(int bucket, double norm2 = 1, bool finite = true) {

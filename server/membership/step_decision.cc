@@ -30,7 +30,9 @@ proto::GroupValues ToValues(const v1::StepGroup& group) {
           .weight_decay = group.weight_decay(),
           .momentum = group.momentum(),
           .dampening = group.dampening(),
-          .nesterov = group.nesterov()};
+          .nesterov = group.nesterov(),
+          .lr_decay = group.lr_decay(),
+          .initial_accumulator_value = group.initial_accumulator_value()};
 }
 
 kernels::HyperParameters ToHyperParameters(const v1::StepGroup& group) {
@@ -41,7 +43,9 @@ kernels::HyperParameters ToHyperParameters(const v1::StepGroup& group) {
           .weight_decay = group.weight_decay(),
           .momentum = group.momentum(),
           .dampening = group.dampening(),
-          .nesterov = group.nesterov() != 0};
+          .nesterov = group.nesterov() != 0,
+          .lr_decay = group.lr_decay(),
+          .initial_accumulator_value = group.initial_accumulator_value()};
 }
 
 // The values of node 0 against those of `node`.

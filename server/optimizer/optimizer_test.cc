@@ -130,12 +130,11 @@ class PlainLoop {
     for (size_t i = 0; i < tensors_.size(); ++i) {
       if (!layout_.tensors()[i].trainable) continue;
       WholeTensor& t = tensors_[i];
-      const bool is_sgd = kind == OptimizerKind::kSgd;
+      const int arrays = kernels::StateArrays(kind, has_momentum);
       kernels::Reference().optimizer_step(
           kind, scalars[layout_.tensors()[i].group], t.master.size(),
-          t.gradient.data(), t.master.data(),
-          is_sgd && !has_momentum ? nullptr : t.m.data(),
-          is_sgd ? nullptr : t.v.data(), layout_.tensors()[i].dtype,
+          t.gradient.data(), t.master.data(), arrays > 0 ? t.m.data() : nullptr,
+          arrays > 1 ? t.v.data() : nullptr, layout_.tensors()[i].dtype,
           t.weights.data());
     }
   }
@@ -284,10 +283,10 @@ struct Case {
   bool has_momentum;
 };
 
-constexpr Case kCases[] = {{OptimizerKind::kSgd, false},
-                           {OptimizerKind::kSgd, true},
-                           {OptimizerKind::kAdam, false},
-                           {OptimizerKind::kAdamW, false}};
+constexpr Case kCases[] = {
+    {OptimizerKind::kSgd, false},  {OptimizerKind::kSgd, true},
+    {OptimizerKind::kAdam, false}, {OptimizerKind::kAdamW, false},
+    {OptimizerKind::kLion, false}, {OptimizerKind::kAdagrad, false}};
 
 class OptimizerTest : public testing::Test {
  protected:

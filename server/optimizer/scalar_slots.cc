@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kHeaderBytes = 24;  // checksum, sequence, bytes
 constexpr size_t kFixedBytes = 32;   // of what follows
-constexpr size_t kGroupBytes = 64;
+constexpr size_t kGroupBytes = 80;
 
 uint64_t SlotBytes(int max_cursors) {
   const uint64_t bytes =
@@ -31,7 +31,8 @@ void Append(T value, std::string* out) {
 void AppendGroup(const kernels::HyperParameters& group, std::string* out) {
   for (const double value :
        {group.lr, group.beta1, group.beta2, group.eps, group.weight_decay,
-        group.momentum, group.dampening, group.nesterov ? 1.0 : 0.0}) {
+        group.momentum, group.dampening, group.nesterov ? 1.0 : 0.0,
+        group.lr_decay, group.initial_accumulator_value}) {
     Append(value, out);
   }
 }
@@ -67,7 +68,8 @@ bool TakeGroup(Reader* reader, kernels::HyperParameters* group) {
   double nesterov = 0;
   for (double* value :
        {&group->lr, &group->beta1, &group->beta2, &group->eps,
-        &group->weight_decay, &group->momentum, &group->dampening, &nesterov}) {
+        &group->weight_decay, &group->momentum, &group->dampening, &nesterov,
+        &group->lr_decay, &group->initial_accumulator_value}) {
     if (!reader->Take(value)) return false;
   }
   group->nesterov = nesterov != 0;

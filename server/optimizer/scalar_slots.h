@@ -1,6 +1,6 @@
 // Two slots for the scalars of a shard's state, written in turn, each with a
 // checksum, so that a write that is cut short leaves the other one readable.
-// Byte format of one slot, version 1, native little-endian:
+// Byte format of one slot, version 2, native little-endian:
 //
 //   0    checksum        XXH3-64 of sequence, bytes and what follows
 //   8    sequence        1, 2, …; the valid slot with the larger one counts
@@ -8,7 +8,8 @@
 //   24   generation, step, optimizer_step                        3 x int64
 //   48   number of groups, number of cursors                     2 x uint32
 //   56   groups          lr beta1 beta2 eps weight_decay momentum dampening
-//                        nesterov (0 or 1)                       8 x double
+//                        nesterov (0 or 1) lr_decay
+//                        initial_accumulator_value              10 x double
 //   ...  cursors         uint32 length, then the bytes
 //
 // Threading: thread-compatible. The memory outlives the object.

@@ -24,6 +24,8 @@ Scalars Example(int64_t step) {
   scalars.groups[0].lr = 1.0 / static_cast<double>(step);
   scalars.groups[1].nesterov = true;
   scalars.groups[1].momentum = 0.9;
+  scalars.groups[1].lr_decay = 0.25;
+  scalars.groups[1].initial_accumulator_value = 3;
   scalars.cursors = {"cursor " + std::to_string(step), std::string(300, 'x'),
                      ""};
   return scalars;

@@ -37,7 +37,7 @@ StateHeader MakeHeader(const layout::Layout& layout, NodeRank node,
                        kernels::OptimizerKind kind, bool has_momentum) {
   StateHeader header = {};
   header.magic = kMagic;
-  header.version = 1;
+  header.version = 2;
   header.kind = static_cast<uint32_t>(kind);
   header.num_moments = kernels::StateArrays(kind, has_momentum);
   header.max_cursors = layout.topology().local_world_size;

@@ -1,7 +1,7 @@
 // Memory of the owned shards: fp32 arrays indexed by Piece::state_offset, and
 // the scalars that belong to them (scalar_slots.h: a torn write never loses
 // both of two copies). One shared buffer of the device, which can outlive the
-// process; version 1, native little-endian, every part from a page boundary:
+// process; version 2, native little-endian, every part from a page boundary:
 //
 //   0      StateHeader (shard_state.cc)
 //   4096   scalar slots

@@ -40,6 +40,8 @@ TEST_F(ShardStateTest, KindDecidesTheArrays) {
   EXPECT_EQ(Make(OptimizerKind::kSgd, true)->num_moments(), 1);
   EXPECT_EQ(Make(OptimizerKind::kAdam, false)->num_moments(), 2);
   EXPECT_EQ(Make(OptimizerKind::kAdamW, true)->num_moments(), 2);
+  EXPECT_EQ(Make(OptimizerKind::kLion, false)->num_moments(), 1);
+  EXPECT_EQ(Make(OptimizerKind::kAdagrad, false)->num_moments(), 1);
 }
 
 TEST_F(ShardStateTest, ArraysAreZeroAlignedAndApart) {

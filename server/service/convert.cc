@@ -40,10 +40,14 @@ absl::StatusOr<kernels::OptimizerKind> FromProto(v1::OptimizerName name) {
       return kernels::OptimizerKind::kAdam;
     case v1::OPTIMIZER_ADAMW:
       return kernels::OptimizerKind::kAdamW;
+    case v1::OPTIMIZER_LION:
+      return kernels::OptimizerKind::kLion;
+    case v1::OPTIMIZER_ADAGRAD:
+      return kernels::OptimizerKind::kAdagrad;
     default:
       return absl::InvalidArgumentError(
           absl::StrCat("optimizer ", static_cast<int>(name),
-                       " is not one of sgd, adam, adamw"));
+                       " is not one of sgd, adam, adamw, lion, adagrad"));
   }
 }
 
@@ -62,9 +66,16 @@ absl::StatusOr<session::Resume> FromProto(v1::Resume resume) {
 }
 
 kernels::HyperParameters FromProto(const v1::ParamGroup& group) {
-  return {group.lr(),        group.beta1(),        group.beta2(),
-          group.eps(),       group.weight_decay(), group.momentum(),
-          group.dampening(), group.nesterov()};
+  return {.lr = group.lr(),
+          .beta1 = group.beta1(),
+          .beta2 = group.beta2(),
+          .eps = group.eps(),
+          .weight_decay = group.weight_decay(),
+          .momentum = group.momentum(),
+          .dampening = group.dampening(),
+          .nesterov = group.nesterov(),
+          .lr_decay = group.lr_decay(),
+          .initial_accumulator_value = group.initial_accumulator_value()};
 }
 
 v1::ParamGroup ToProto(const kernels::HyperParameters& group) {
@@ -77,6 +88,8 @@ v1::ParamGroup ToProto(const kernels::HyperParameters& group) {
   proto.set_momentum(group.momentum);
   proto.set_dampening(group.dampening);
   proto.set_nesterov(group.nesterov);
+  proto.set_lr_decay(group.lr_decay);
+  proto.set_initial_accumulator_value(group.initial_accumulator_value);
   return proto;
 }
 

@@ -42,6 +42,21 @@ TEST(ConvertTest, CarriesEveryField) {
   EXPECT_EQ(parsed->placement.rank, Rank(3));
 }
 
+TEST(ConvertTest, KnowsEveryOptimizer) {
+  v1::AttachRequest request = Request();
+  request.mutable_job()->mutable_optimizer()->set_name(v1::OPTIMIZER_LION);
+  EXPECT_EQ(FromProto(request)->job.optimizer, kernels::OptimizerKind::kLion);
+  v1::Optimizer* const optimizer = request.mutable_job()->mutable_optimizer();
+  optimizer->set_name(v1::OPTIMIZER_ADAGRAD);
+  optimizer->mutable_groups(0)->set_lr_decay(0.25);
+  optimizer->mutable_groups(0)->set_initial_accumulator_value(3);
+  const auto parsed = FromProto(request);
+  ASSERT_THAT(parsed, IsOk());
+  EXPECT_EQ(parsed->job.optimizer, kernels::OptimizerKind::kAdagrad);
+  EXPECT_EQ(parsed->job.groups[0].lr_decay, 0.25);
+  EXPECT_EQ(parsed->job.groups[0].initial_accumulator_value, 3);
+}
+
 TEST(ConvertTest, NamesWhatIsMissing) {
   EXPECT_THAT(FromProto(v1::AttachRequest{}), StatusIs(kInvalid, "job"));
   v1::AttachRequest request = Request();

@@ -33,6 +33,17 @@ constexpr Rule kAdamRules[] = {
     {"beta2", &proto::GroupValues::beta2, IsBeta, kBeta},
     {"eps", &proto::GroupValues::eps, IsNonNegative, kNonNegative},
 };
+constexpr Rule kLionRules[] = {
+    {"beta1", &proto::GroupValues::beta1, IsBeta, kBeta},
+    {"beta2", &proto::GroupValues::beta2, IsBeta, kBeta},
+};
+constexpr Rule kAdagradRules[] = {
+    {"eps", &proto::GroupValues::eps, IsNonNegative, kNonNegative},
+    {"lr_decay", &proto::GroupValues::lr_decay, IsNonNegative, kNonNegative},
+    {"initial_accumulator_value",
+     &proto::GroupValues::initial_accumulator_value, IsNonNegative,
+     kNonNegative},
+};
 constexpr Rule kSgdRules[] = {
     {"momentum", &proto::GroupValues::momentum, IsNonNegative, kNonNegative},
     {"dampening", &proto::GroupValues::dampening, IsFinite, "must be finite"},
@@ -71,17 +82,29 @@ absl::Status CheckSgd(size_t index, const proto::GroupValues& group,
   return absl::OkStatus();
 }
 
+absl::Status CheckOwn(kernels::OptimizerKind kind, bool has_momentum,
+                      size_t index, const proto::GroupValues& group) {
+  switch (kind) {
+    case kernels::OptimizerKind::kSgd:
+      return CheckSgd(index, group, has_momentum);
+    case kernels::OptimizerKind::kAdam:
+    case kernels::OptimizerKind::kAdamW:
+      return Check(index, group, kAdamRules);
+    case kernels::OptimizerKind::kLion:
+      return Check(index, group, kLionRules);
+    case kernels::OptimizerKind::kAdagrad:
+      return Check(index, group, kAdagradRules);
+  }
+  return absl::InternalError("an unknown optimizer");
+}
+
 }  // namespace
 
 absl::Status CheckGroups(kernels::OptimizerKind kind, bool has_momentum,
                          std::span<const proto::GroupValues> groups) {
   for (size_t i = 0; i < groups.size(); ++i) {
     absl::Status status = Check(i, groups[i], kCommonRules);
-    if (status.ok()) {
-      status = kind == kernels::OptimizerKind::kSgd
-                   ? CheckSgd(i, groups[i], has_momentum)
-                   : Check(i, groups[i], kAdamRules);
-    }
+    if (status.ok()) status = CheckOwn(kind, has_momentum, i, groups[i]);
     if (!status.ok()) return status;
   }
   return absl::OkStatus();
@@ -95,16 +118,29 @@ bool AnyMomentum(std::span<const kernels::HyperParameters> groups) {
 }
 
 proto::GroupValues ToValues(const kernels::HyperParameters& group) {
-  return {group.lr,           group.beta1,
-          group.beta2,        group.eps,
-          group.weight_decay, group.momentum,
-          group.dampening,    group.nesterov ? 1.0 : 0.0};
+  return {.lr = group.lr,
+          .beta1 = group.beta1,
+          .beta2 = group.beta2,
+          .eps = group.eps,
+          .weight_decay = group.weight_decay,
+          .momentum = group.momentum,
+          .dampening = group.dampening,
+          .nesterov = group.nesterov ? 1.0 : 0.0,
+          .lr_decay = group.lr_decay,
+          .initial_accumulator_value = group.initial_accumulator_value};
 }
 
 kernels::HyperParameters FromValues(const proto::GroupValues& values) {
-  return {values.lr,        values.beta1,        values.beta2,
-          values.eps,       values.weight_decay, values.momentum,
-          values.dampening, values.nesterov != 0};
+  return {.lr = values.lr,
+          .beta1 = values.beta1,
+          .beta2 = values.beta2,
+          .eps = values.eps,
+          .weight_decay = values.weight_decay,
+          .momentum = values.momentum,
+          .dampening = values.dampening,
+          .nesterov = values.nesterov != 0,
+          .lr_decay = values.lr_decay,
+          .initial_accumulator_value = values.initial_accumulator_value};
 }
 
 }  // namespace ballast::session

@@ -41,6 +41,27 @@ TEST(GroupRulesTest, TakesWhatPyTorchTakes) {
   EXPECT_THAT(CheckGroups(OptimizerKind::kSgd, true, sgd), IsOk());
 }
 
+TEST(GroupRulesTest, EachOptimizerHasItsOwnFields) {
+  proto::GroupValues group{};
+  group.eps = -1;  // not lion's
+  EXPECT_THAT(CheckGroups(OptimizerKind::kLion, false, {{group}}), IsOk());
+  EXPECT_THAT(CheckGroups(OptimizerKind::kAdagrad, false, {{group}}),
+              StatusIs(kInvalid, "eps is -1"));
+  group = {};
+  group.beta2 = 1;  // not adagrad's
+  EXPECT_THAT(CheckGroups(OptimizerKind::kAdagrad, false, {{group}}), IsOk());
+  EXPECT_THAT(CheckGroups(OptimizerKind::kLion, false, {{group}}),
+              StatusIs(kInvalid, "beta2 is 1"));
+  for (double proto::GroupValues::*field :
+       {&proto::GroupValues::lr_decay,
+        &proto::GroupValues::initial_accumulator_value}) {
+    group = {};
+    group.*field = -0.5;
+    EXPECT_THAT(CheckGroups(OptimizerKind::kAdagrad, false, {{group}}),
+                StatusIs(kInvalid, "is -0.5"));
+  }
+}
+
 TEST(GroupRulesTest, NamesGroupFieldAndValue) {
   proto::GroupValues groups[] = {Adam(), Adam()};
   groups[1].lr = -0.5;
@@ -88,7 +109,9 @@ TEST(GroupRulesTest, ValuesRoundTrip) {
                                        .weight_decay = 5,
                                        .momentum = 6,
                                        .dampening = 7,
-                                       .nesterov = true};
+                                       .nesterov = true,
+                                       .lr_decay = 8,
+                                       .initial_accumulator_value = 9};
   EXPECT_EQ(FromValues(ToValues(group)), group);
 }
 

@@ -244,12 +244,22 @@ def step_scalars(kind, h, t):
     s = dict(clip=h.get("clip", 1.0), step_size=h["lr"], weight_decay=decay,
              decay=1.0, beta1=0.0, one_minus_beta1=1.0, beta2=0.0,
              one_minus_beta2=1.0, inv_sqrt_bias2=1.0, eps=0.0)
-    flags = 0
+    flags, initial = 0, 0.0
     if kind == "sgd":
         if h.get("momentum", 0.0) != 0:
             s["beta1"] = h["momentum"]
             s["one_minus_beta1"] = 1 - h.get("dampening", 0.0)
             flags = 1 | (2 if t == 1 else 0) | (4 if h.get("nesterov") else 0)
+    elif kind == "adagrad":
+        s["step_size"] = h["lr"] / (1 + (t - 1) * h.get("lr_decay", 0.0))
+        s["eps"] = h.get("eps", 1e-8)
+        initial = h.get("initial_accumulator_value", 0.0)
+        flags = 2 if t == 1 else 0
+    elif kind == "lion":
+        s["beta1"], s["one_minus_beta1"] = beta1, 1 - beta1
+        s["beta2"], s["one_minus_beta2"] = beta2, 1 - beta2
+        s["weight_decay"] = 0.0
+        s["decay"] = 1 - h["lr"] * decay
     else:
         s["step_size"] = h["lr"] / (1 - beta1**t)
         s["beta1"], s["one_minus_beta1"] = beta1, 1 - beta1
@@ -259,10 +269,11 @@ def step_scalars(kind, h, t):
         if kind == "adamw":
             s["weight_decay"] = 0.0
             s["decay"] = 1 - h["lr"] * decay
-    return {name: F32(value) for name, value in s.items()}, flags
+    return ({name: F32(value) for name, value in s.items()}, flags,
+            F32(initial))
 
 
-def update(kind, s, flags, g, w, m, v):
+def update(kind, s, flags, initial, g, w, m, v):
     g = g * s["clip"]
     if kind == "sgd":
         if s["weight_decay"] != 0:
@@ -272,6 +283,17 @@ def update(kind, s, flags, g, w, m, v):
                                      s["one_minus_beta1"] * g)
             g = g + s["beta1"] * m if flags & 4 else m
         return w - s["step_size"] * g, m, v
+    if kind == "adagrad":
+        if s["weight_decay"] != 0:
+            g = g + s["weight_decay"] * w
+        m = (np.full_like(m, initial) if flags & 2 else m) + g * g
+        d = np.sqrt(m) + s["eps"]
+        return w - (s["step_size"] * g) / d, m, v
+    if kind == "lion":
+        w = s["decay"] * w
+        c = s["beta1"] * m + s["one_minus_beta1"] * g
+        m = s["beta2"] * m + s["one_minus_beta2"] * g
+        return w - s["step_size"] * np.sign(c), m, v
     w = s["decay"] * w
     if s["weight_decay"] != 0:
         g = g + s["weight_decay"] * w
@@ -297,6 +319,13 @@ def optimizer_file():
                               "weight_decay": 0.1, "eps": 1e-6}),
         ("adamw", "bfloat16", {"lr": 6e-4, "weight_decay": 0.1,
                                "clip": 0.123}),
+        ("lion", "bfloat16", {"lr": 1e-4, "beta2": 0.99, "clip": 0.5,
+                              "weight_decay": 0.1}),
+        ("lion", "float32", {"lr": 0.01, "beta1": 0.95, "beta2": 0.98}),
+        ("adagrad", "float16", {"lr": 0.01, "eps": 1e-10}),
+        ("adagrad", "float32", {"lr": 0.01, "eps": 1e-10, "lr_decay": 0.1,
+                                "weight_decay": 0.1, "clip": 0.7,
+                                "initial_accumulator_value": 0.5}),
     ):
         count = 19
         w = normals(count, 300)
@@ -306,10 +335,10 @@ def optimizer_file():
                 "steps": []}
         for t in range(1, 6):
             g = normals(count, 400 + t)
-            s, flags = step_scalars(kind, h, t)
-            w, m, v = update(kind, s, flags, g, w, m, v)
+            s, flags, initial = step_scalars(kind, h, t)
+            w, m, v = update(kind, s, flags, initial, g, w, m, v)
             bits = to_hex(np.array(list(s.values()), F32))
-            bits += to_hex(np.array([flags, 0], np.uint32))
+            bits += to_hex(np.array([flags], np.uint32)) + to_hex(initial)
             case["steps"].append({
                 "scalars": bits, "g": to_hex(g), "w": to_hex(w),
                 "m": to_hex(m), "v": to_hex(v),

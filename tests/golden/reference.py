@@ -21,7 +21,7 @@ import os
 import numpy as np
 
 DTYPES = {"float32": 1, "bfloat16": 2, "float16": 3}
-KINDS = {"sgd": 1, "adam": 2, "adamw": 3}
+KINDS = {"sgd": 1, "adam": 2, "adamw": 3, "lion": 4, "adagrad": 5}
 STORAGE = {"float32": np.float32, "bfloat16": np.uint16, "float16": np.float16}
 RANGES = {"sym": 1, "clip16": 2}
 ROUNDINGS = {"nearest": 1, "stochastic": 2}
@@ -158,11 +158,14 @@ def scalars(kind, hyper, step, clip=1.0):
     Defaults are 0 for weight_decay, momentum and dampening (PyTorch's AdamW
     has 0.01: name it).
     """
-    beta1, beta2 = hyper.get("betas", (0.9, 0.999))
+    beta1, beta2 = hyper.get("betas", (0.9, 0.99 if kind == "lion" else 0.999))
+    eps = hyper.get("eps", 1e-10 if kind == "adagrad" else 1e-8)
     values = np.array([
-        hyper["lr"], beta1, beta2, hyper.get("eps", 1e-8),
+        hyper["lr"], beta1, beta2, eps,
         hyper.get("weight_decay", 0.0), hyper.get("momentum", 0.0),
-        hyper.get("dampening", 0.0), 1.0 if hyper.get("nesterov") else 0.0])
+        hyper.get("dampening", 0.0), 1.0 if hyper.get("nesterov") else 0.0,
+        hyper.get("lr_decay", 0.0),
+        hyper.get("initial_accumulator_value", 0.0)])
     out = np.zeros(_call("scalars_bytes"), np.uint8)
     _checked("scalars", KINDS[kind], _pointer(values), step, clip,
              _pointer(out))

@@ -68,6 +68,16 @@ class ExactTest(lab.TestCase):
             2, {"name": "sgd", "lr": 0.01, "momentum": 0.9, "dampening": 0.0,
                 "weight_decay": 0.01, "nesterov": True})
 
+    def test_two_workers_lion(self):
+        self.check_against_reference(
+            2, {"name": "lion", "lr": 0.001, "betas": (0.9, 0.99),
+                "weight_decay": 0.1})
+
+    def test_two_workers_adagrad(self):
+        self.check_against_reference(
+            2, {"name": "adagrad", "lr": 0.01, "eps": 1e-10, "lr_decay": 0.1,
+                "weight_decay": 0.01, "initial_accumulator_value": 0.25})
+
     def test_bucket_size_changes_no_bit(self):  # I9
         for bucket_bytes in (8192, 1 << 20):
             with self.subTest(bucket_bytes=bucket_bytes):

@@ -113,6 +113,9 @@ absl::Status ParseValues(Line* line, kernels::HyperParameters* group) {
       {"weight_decay", &kernels::HyperParameters::weight_decay},
       {"momentum", &kernels::HyperParameters::momentum},
       {"dampening", &kernels::HyperParameters::dampening},
+      {"lr_decay", &kernels::HyperParameters::lr_decay},
+      {"initial_accumulator_value",
+       &kernels::HyperParameters::initial_accumulator_value},
   };
   while (!line->empty()) {
     if (line->Is("nesterov")) {
@@ -133,6 +136,8 @@ absl::Status ParseOptimizer(Line* line, Scenario* scenario) {
       {"sgd", kernels::OptimizerKind::kSgd},
       {"adam", kernels::OptimizerKind::kAdam},
       {"adamw", kernels::OptimizerKind::kAdamW},
+      {"lion", kernels::OptimizerKind::kLion},
+      {"adagrad", kernels::OptimizerKind::kAdagrad},
   };
   const auto kind = kinds.find(line->Take());
   if (kind == kinds.end()) return absl::InvalidArgumentError("optimizer");

@@ -46,7 +46,7 @@ TEST(ScenarioTest, NamesTheLineThatIsWrong) {
       "tensor w float64 3",
       "tensor w float32 3xx",
       "tensor w float32 3 thawed",
-      "optimizer lion",
+      "optimizer lamb",
       "optimizer sgd lr fast",
       "push_order sideways",
       "link lag 3",

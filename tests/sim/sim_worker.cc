@@ -64,10 +64,14 @@ proto::GroupValues ToValues(kernels::OptimizerKind kind,
     values.momentum = group.momentum;
     values.dampening = group.dampening;
     values.nesterov = group.nesterov ? 1 : 0;
+  } else if (kind == kernels::OptimizerKind::kAdagrad) {
+    values.eps = group.eps;
+    values.lr_decay = group.lr_decay;
+    values.initial_accumulator_value = group.initial_accumulator_value;
   } else {
     values.beta1 = group.beta1;
     values.beta2 = group.beta2;
-    values.eps = group.eps;
+    if (kind != kernels::OptimizerKind::kLion) values.eps = group.eps;
   }
   return values;
 }

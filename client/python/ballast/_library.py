@@ -30,7 +30,8 @@ class TensorStruct(ctypes.Structure):
 
 
 GROUP_FIELDS = ("lr", "beta1", "beta2", "eps", "weight_decay", "momentum",
-                "dampening", "nesterov")
+                "dampening", "nesterov", "lr_decay",
+                "initial_accumulator_value")
 
 
 class GroupStruct(ctypes.Structure):

@@ -6,7 +6,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple
 
 from . import _names, errors
 
-# PyTorch's names and defaults.
+# PyTorch's names and defaults; lion's are its paper's.
 OPTIMIZERS: Dict[str, Dict[str, Any]] = {
     "sgd": {"lr": 1e-3, "momentum": 0.0, "dampening": 0.0,
             "weight_decay": 0.0, "nesterov": False},
@@ -14,6 +14,9 @@ OPTIMIZERS: Dict[str, Dict[str, Any]] = {
              "weight_decay": 0.0},
     "adamw": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8,
               "weight_decay": 1e-2},
+    "lion": {"lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 0.0},
+    "adagrad": {"lr": 1e-2, "lr_decay": 0.0, "weight_decay": 0.0,
+                "initial_accumulator_value": 0.0, "eps": 1e-10},
 }
 _FIXED = ("match", "params")
 
@@ -58,8 +61,9 @@ class ParamGroup(MutableMapping):
     """Hyperparameters of one group of tensors; changes travel with the next
     step, and all ranks must make the same.
 
-    Keys: "lr", "weight_decay" and, by optimizer, "betas", "eps" or
-    "momentum", "dampening", "nesterov". Fixed: "params" (names of its
+    Keys: "lr", "weight_decay" and, by optimizer, "betas", "eps",
+    "momentum", "dampening", "nesterov", "lr_decay" or
+    "initial_accumulator_value". Fixed: "params" (names of its
     tensors) and "match" (its patterns; empty for the default group).
     """
 

@@ -29,8 +29,9 @@ class Session:
       tensors: name -> numpy array (float32, float16), (uint16 array,
         "bfloat16"), or (shape, dtype) for a job that goes on. Rank 0's values
         are used. Names, shapes, dtypes and order must agree on all ranks.
-      optimizer: {"name": "sgd" | "adam" | "adamw", …} with PyTorch's keys and
-        defaults: lr, betas, eps, weight_decay, momentum, dampening, nesterov.
+      optimizer: {"name": "sgd" | "adam" | "adamw" | "lion" | "adagrad", …}
+        with PyTorch's keys and defaults: lr, betas, eps, weight_decay,
+        momentum, dampening, nesterov, lr_decay, initial_accumulator_value.
       param_groups: list of {"match": pattern or list of patterns, …} with
         values that differ from the optimizer's. A tensor belongs to the first
         entry that matches it.

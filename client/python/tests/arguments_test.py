@@ -161,9 +161,20 @@ class GroupsTest(Refuses):
         group.take(flat)
         self.assertEqual((group["lr"], group["betas"]), (0.25, (0.9, 0.5)))
 
+    def test_every_optimizer_has_its_own_keys(self):
+        _, adagrad = groups.parse_optimizer({"name": "adagrad", "lr_decay": 1})
+        self.assertEqual(adagrad, {
+            "lr": 0.01, "lr_decay": 1.0, "weight_decay": 0.0, "eps": 1e-10,
+            "initial_accumulator_value": 0.0})
+        _, lion = groups.parse_optimizer({"name": "lion"})
+        self.assertEqual(lion, {"lr": 1e-4, "betas": (0.9, 0.99),
+                                "weight_decay": 0.0})
+        self.assertRefused(["eps", "lion"], lambda: groups.parse_optimizer(
+            {"name": "lion", "eps": 1e-8}))
+
     def test_unknown_optimizer(self):
-        self.assertRefused(["'lion'", "sgd, adam, adamw"],
-                           lambda: groups.parse_optimizer({"name": "lion"}))
+        self.assertRefused(["'lamb'", "sgd, adam, adamw, lion, adagrad"],
+                           lambda: groups.parse_optimizer({"name": "lamb"}))
         self.assertRefused(["adamw"], lambda: groups.parse_optimizer(
             {"name": ["sgd"]}))
         self.assertRefused(["lr"], lambda: groups.parse_optimizer(
