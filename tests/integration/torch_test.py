@@ -689,6 +689,13 @@ class MannersTest(Base):
             ["moments live in the daemon", "comes with snapshots"],
             lambda: optimizer.load_state_dict(theirs.state_dict()))
 
+    def test_flags_that_the_daemon_lacks_are_refused(self):
+        optimizer = self.optimizer(self.model.parameters(), "adam")
+        theirs = torch.optim.Adam(self.model.parameters(), amsgrad=True)
+        self.assertRaisesWith(
+            ballast.InvalidArgument, ["param group 0", "amsgrad=True"],
+            lambda: optimizer.load_state_dict(theirs.state_dict()))
+
     def test_groups_are_fixed(self):
         optimizer = self.optimizer(self.model.parameters())
         self.assertRaisesWith(

@@ -152,7 +152,8 @@ class Optimizer(torch.optim.Optimizer):
         and (without overlap) its weights are published.
 
         Args:
-          closure: computes the loss again, as in torch.optim.
+          closure: computes the loss again, as in torch.optim; not when a
+            call that timed out is repeated.
           cursor: the user's own bytes, committed with the step: see
             `cursor`.
           timeout: seconds, instead of the optimizer's.
@@ -161,7 +162,7 @@ class Optimizer(torch.optim.Optimizer):
         ballast.Aborted if the step was dropped: compute it again.
         """
         loss = None
-        if closure is not None:
+        if closure is not None and self._pending is None:
             with torch.enable_grad():
                 loss = closure()
         if self._early is None:
@@ -208,8 +209,10 @@ class Optimizer(torch.optim.Optimizer):
                 "load_state_dict: moments live in the daemon; loading them "
                 "comes with snapshots. A held job goes on by itself; to take "
                 "the hyperparameters only, give {**state_dict, \"state\": {}}")
-        super().load_state_dict({
-            "state": {}, "param_groups": state_dict["param_groups"]})
+        given = state_dict["param_groups"]
+        for index, group in enumerate(given):
+            _hyper.group_values(self._name, group, index)
+        super().load_state_dict({"state": {}, "param_groups": given})
 
     def __deepcopy__(self, memo: Any) -> Any:
         raise errors.FailedPrecondition(
