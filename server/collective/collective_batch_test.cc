@@ -69,7 +69,7 @@ TEST(CollectiveBatchTest, BitsDoNotDependOnBatches) {  // I9, I21, I25
                          .batch_bytes = kWholeBucket,
                          .exchange = policy};
       const Outcome whole = RunSteps(options);
-      for (const uint64_t chunk_bytes : {1, 16'384, 50'000}) {
+      for (const uint64_t chunk_bytes : {1, 20'000}) {
         for (const int64_t batch_bytes : {1, 9'000, 30'000}) {
           options.chunk_bytes = chunk_bytes;  // 1: a cell
           options.batch_bytes = batch_bytes;
@@ -163,7 +163,7 @@ TEST(CollectiveBatchTest, HeadersAreASmallPart) {  // I21
   int num_exchanges = 0;
   for (const std::string policy :
        {"exact", "zeropp", "weights.codec=int4 gradients.codec=int4"}) {
-    for (const int nodes : {2, 3, 4}) {
+    for (const int nodes : {2, 4}) {
       int64_t headers = 0;
       // A bucket of the default size.
       const layout::Options sizes;
@@ -172,6 +172,7 @@ TEST(CollectiveBatchTest, HeadersAreASmallPart) {  // I21
                .chunk_bytes = sizes.chunk_bytes,
                .batch_bytes = Parts().batch_bytes,
                .tensors = {{"w", {1 << 20}}},
+               .gradient = ConstantGradient(1),
                .exchange = policy,
                .wrap_transport = [&](NodeRank, transport::Transport* inner) {
                  return std::make_unique<HeaderCounter>(inner, &headers);
@@ -240,10 +241,10 @@ struct Times {
 };
 
 Times Measure(const Race& race, int64_t batch_bytes) {
-  constexpr int64_t kElements = 2 * kChunks * 4 * 2048;
+  constexpr int64_t kElements = 2 * kChunks * 2048;  // a chunk is a cell
   const RigOptions options{.nodes = 2,
                            .bucket_bytes = 1 << 24,
-                           .chunk_bytes = 4 * 8192,
+                           .chunk_bytes = 8192,
                            .batch_bytes = batch_bytes,
                            .tensors = {{"w", {kElements}}},
                            .exchange = race.policy,
