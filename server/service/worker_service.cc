@@ -72,11 +72,13 @@ class WorkerService final : public v1::WorkerService::CallbackService {
     parts_.executor->Post([this, key = *std::move(key),
                            parsed = *std::move(parsed), reply,
                            responder = std::move(responder)]() mutable {
-      const std::string name = parsed.job.name;
-      parts_.sessions->AfterEnd(
-          name, [this, key = std::move(key), parsed = std::move(parsed), reply,
-                 responder = std::move(responder)]() mutable {
-            responder.Finish(DoAttach(key, std::move(parsed), reply));
+      auto attach = std::make_unique<PendingAttach>(PendingAttach{
+          std::move(key), std::move(parsed), reply, std::move(responder)});
+      const PendingAttach& what = *attach;
+      parts_.sessions->BeforeAttach(
+          what.key, what.request, [this, attach = std::move(attach)]() mutable {
+            attach->responder.Finish(DoAttach(
+                attach->key, std::move(attach->request), attach->reply));
           });
     });
     return reactor;
@@ -130,6 +132,13 @@ class WorkerService final : public v1::WorkerService::CallbackService {
   }
 
  private:
+  struct PendingAttach {
+    std::string key;
+    session::AttachRequest request;
+    v1::AttachReply* reply;
+    Responder responder;
+  };
+
   // `answer` runs on the control thread with the caller's key; request and
   // reply live until Finish.
   template <typename Function>

@@ -105,6 +105,17 @@ std::span<const std::byte> LocalJob::gradients(LocalRank rank) const {
 
 std::span<std::byte> LocalJob::weights() { return weights_->bytes(); }
 
+std::optional<EarlyClose> LocalJob::early_close() const {
+  if (!open_.has_value()) return std::nullopt;
+  return FirstClose(view(), open_->word(), open_->step);
+}
+
+bool LocalJob::is_over() const {
+  if (num_attached() > 0 || !open_.has_value()) return false;
+  if (num_closed() == 0 && !closed_elsewhere_.has_value()) return false;
+  return !MayBeClosedByReplacements(view(), open_->word());
+}
+
 int LocalJob::buckets_pushed(LocalRank rank) const {
   return open_.has_value() ? slot(rank).CountTaken(open_->word()) : 0;
 }
@@ -130,6 +141,11 @@ std::string LocalJob::Missing() const {
     }
   }
   return absl::StrJoin(missing, ", ");
+}
+
+std::string LocalJob::Closing() const {
+  const auto close = Earlier(early_close(), closed_elsewhere_);
+  return close.has_value() ? DescribeClosing(view(), *close) : "";
 }
 
 std::string LocalJob::WaitingFor() const {
@@ -259,7 +275,7 @@ absl::StatusOr<AttachReply> LocalJob::Attach(LocalRank rank, WorkerLink* link,
   RETURN_IF_ERROR(slot.Occupy(link, open_.has_value() ? open_->word() : 0));
   if (has_begun()) StoreState(slot);
   if (absl::Status status = SendSegments(rank, needs_initial); !status.ok()) {
-    slot.Vacate();
+    slot.Vacate(/*was_lost=*/false);
     return status;
   }
   return AttachReply{link->identity().incarnation, &layout_,
@@ -368,25 +384,16 @@ void LocalJob::ScanSlot(LocalRank rank) {
 
 void LocalJob::TellIfHopeless(LocalRank rank) {
   Slot& slot = *slots_[rank.value()];
-  if (is_failed_ || num_closed() == 0 || !slot.is_occupied() ||
+  if (is_failed_ || !open_.has_value() || !slot.is_occupied() ||
       slot.state() == SlotState::kClosed || !slot.HasInput(open_->word())) {
     return;
   }
-  for (int i = 0; i < local_world_size(); ++i) {
-    const Slot& other = *slots_[i];
-    if (other.state() != SlotState::kClosed ||
-        other.IsComplete(open_->word())) {
-      continue;
-    }
-    slot.view().StoreFailure(
-        absl::StatusCode::kFailedPrecondition, /*is_fatal=*/true, open_->word(),
-        absl::StrCat("rank ", RankOf(LocalRank(i)).value(),
-                     " has closed the job; step ", open_->step.value(),
-                     " can never be committed; all ranks must take the same "
-                     "number of steps before they close"));
-    WakeLater();
-    return;
-  }
+  const auto close = Earlier(early_close(), closed_elsewhere_);
+  if (!close.has_value() || open_->step < close->step) return;
+  const absl::Status why = NeverCommitted(*close, open_->step);
+  slot.view().StoreFailure(why.code(), /*is_fatal=*/true, open_->word(),
+                           std::string(why.message()));
+  WakeLater();
 }
 
 void LocalJob::TakeInput(LocalRank rank) {
@@ -413,7 +420,7 @@ void LocalJob::OnLinkGone(LocalRank rank, const absl::Status& why) {
   Slot& slot = *slots_[rank.value()];
   CancelBegin(rank, why.ok() ? absl::CancelledError("the worker left") : why);
   const bool was_closed = slot.state() == SlotState::kClosed;
-  slot.Vacate();
+  slot.Vacate(/*was_lost=*/!absl::IsCancelled(why));
   if (!was_closed && !is_failed_ && observer_ != nullptr) {
     observer_->OnWorkerLost(rank, why);
   }
@@ -426,10 +433,16 @@ void LocalJob::Close(LocalRank rank) {
   OnDoorbell(rank);
   CancelBegin(rank, absl::CancelledError("the worker closed the job"));
   slot.Close();
-  if (open_.has_value()) {
-    for (int i = 0; i < local_world_size(); ++i) TellIfHopeless(LocalRank(i));
-  }
+  for (int i = 0; i < local_world_size(); ++i) TellIfHopeless(LocalRank(i));
   if (num_closed() == local_world_size()) observer_->OnAllClosed();
+}
+
+void LocalJob::OnClosedElsewhere(const EarlyClose& close) {
+  // It is told again and again: only news counts.
+  const auto earliest = Earlier(closed_elsewhere_, close);
+  if (earliest == closed_elsewhere_) return;
+  closed_elsewhere_ = earliest;
+  for (int i = 0; i < local_world_size(); ++i) TellIfHopeless(LocalRank(i));
 }
 
 void LocalJob::Fail(const absl::Status& why) {

@@ -34,6 +34,7 @@
 #include "server/device/device.h"
 #include "server/ipc/control_block_view.h"
 #include "server/layout/layout.h"
+#include "server/session/closing.h"
 #include "server/session/job_spec.h"
 #include "server/session/session.h"
 #include "server/session/slot.h"
@@ -67,6 +68,7 @@ class LocalJob {
   const layout::Layout& layout() const { return layout_; }
   NodeRank node() const { return node_; }
   int local_world_size() const { return layout_.topology().local_world_size; }
+  Rank RankOf(LocalRank rank) const;
   JobState state() const;
   uint64_t segment_bytes() const;
 
@@ -96,12 +98,15 @@ class LocalJob {
   // Answers a Begin that still waits with `status`; false if none does.
   bool CancelBegin(LocalRank rank, const absl::Status& status);
   void OnDoorbell(LocalRank rank);
-  // The socket closed, the process died or detached; the slot is free again.
+  // The socket closed, the process died or (Cancelled) detached; the slot is
+  // free again.
   void OnLinkGone(LocalRank rank, const absl::Status& why);
   // A step that needs more of a rank that closed can never be committed:
   // whoever called step in it is told so (fatal), then or later. Who only
   // closes hears nothing.
   void Close(LocalRank rank);
+  // The same for a rank of another node.
+  void OnClosedElsewhere(const EarlyClose& close);
   // The job's end, told to every worker (fatal); waiting Begins are answered.
   // No observer call follows. Idempotent.
   void Fail(const absl::Status& why);
@@ -115,10 +120,17 @@ class LocalJob {
   int num_attached() const;  // attached or ready
   int num_missing() const { return Count(SlotState::kMissing); }
   int num_closed() const { return Count(SlotState::kClosed); }
+  // Of this node's ranks the one that closed first, for the other nodes.
+  std::optional<EarlyClose> early_close() const;
+  // Ranks have closed, here or elsewhere, and no worker that is left or may be
+  // replaced can do more than close too.
+  bool is_over() const;
   int buckets_pushed(LocalRank rank) const;  // of the open step
   // "rank 2 has not attached, rank 3 (pid 4711) has not begun"; empty if all
   // are there.
   std::string Missing() const;
+  // Who has closed the job and who has not; empty if nobody has.
+  std::string Closing() const;
   // Missing(), and if all are there what the observer knows.
   std::string WaitingFor() const;
   const std::string& last_failure() const { return last_failure_; }
@@ -134,7 +146,7 @@ class LocalJob {
 
   LocalJob(device::Device* device, base::Executor* executor, JobSpec spec,
            layout::Layout layout, NodeRank node);
-  Rank RankOf(LocalRank rank) const;
+  SlotsView view() const { return {slots_, RankOf(LocalRank(0))}; }
   absl::Status SendSegments(LocalRank rank, bool needs_initial);
   void StoreState(Slot& slot);
   void ScanSlot(LocalRank rank);
@@ -160,6 +172,7 @@ class LocalJob {
     absl::Status why;
   };
   std::optional<PendingAbort> pending_abort_;
+  std::optional<EarlyClose> closed_elsewhere_;  // the earliest
   int64_t optimizer_step_ = 0;
   std::vector<uint64_t> consumed_;  // last stored word, per bucket
   std::vector<uint64_t> published_;

@@ -341,6 +341,46 @@ TEST_F(LocalJobTest, AStepAfterACloseIsToldWhenItBegins) {  // I23
   EXPECT_EQ(area->failure_fatal, 1);
 }
 
+TEST_F(LocalJobTest, ACloseOnAnotherNodeIsToldToWhoeverTakesTheStep) {  // I23
+  Start();
+  EXPECT_EQ(job_->Closing(), "");
+  job_->OnClosedElsewhere({Rank(5), Step(2)});
+  job_->OnClosedElsewhere({Rank(4), Step(3)});  // later, or an old one
+  proto::DaemonArea* const area = processes_[0].daemon();
+  processes_[0].StoreInput(Word(1, 1), 0.1, "");
+  Push(0, 0, Word(1, 1));
+  EXPECT_EQ(area->failure.load(), 0) << "step 1 has all of rank 5";
+  Commit(1);
+  EXPECT_EQ(area->failure.load(), 0) << "a rank that only closes";
+  processes_[0].StoreInput(Word(1, 2), 0.1, "");
+  Push(0, 0, Word(1, 2));
+  EXPECT_EQ(area->failure_fatal, 1);
+  EXPECT_THAT(std::string(area->failure_text),
+              testing::StartsWith("rank 5 has closed the job; step 2 can never "
+                                  "be committed; "));
+  EXPECT_EQ(processes_[1].daemon()->failure.load(), 0);
+  EXPECT_EQ(job_->Closing(),
+            "rank 5 has closed the job, rank 0 (pid 100), rank 1 (pid 101) "
+            "have not");
+}
+
+TEST_F(LocalJobTest, SaysWhoClosedFirstAndFromWhichStepOn) {
+  Start();
+  EXPECT_EQ(job_->early_close(), std::nullopt);
+  processes_[1].StoreInput(Word(1, 1), 0.1, "");
+  for (int b = 0; b < 3; ++b) processes_[1].pushed(b)->store(Word(1, 1));
+  job_->Close(LocalRank(1));
+  EXPECT_EQ(job_->early_close(), (EarlyClose{Rank(1), Step(2)}));
+  Commit(1);
+  EXPECT_EQ(job_->early_close(), (EarlyClose{Rank(1), Step(2)}));
+  EXPECT_EQ(job_->Closing(),
+            "rank 1 has closed the job, rank 0 (pid 100) has "
+            "not");
+  job_->Close(LocalRank(0));
+  EXPECT_EQ(job_->Closing(), "");
+  EXPECT_EQ(job_->early_close()->step, Step(2));
+}
+
 // A rank that has given all of its last step may go before it is committed.
 TEST_F(LocalJobTest, AClosedRanksFullContributionStillCounts) {
   Start();

@@ -33,6 +33,14 @@ struct WorkerIdentity {
   Incarnation incarnation;
 };
 
+// `rank` has closed the job and gives nothing to `step` and those after it.
+struct EarlyClose {
+  Rank rank;
+  Step step;
+
+  bool operator==(const EarlyClose&) const = default;
+};
+
 // One worker's connection as the session sees it. Real: HandleLink, over an
 // ipc::WorkerLink. Simulated: a worker in the same process.
 class WorkerLink {

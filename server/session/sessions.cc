@@ -356,6 +356,17 @@ absl::Status Sessions::Close(const Key& key) {
   ASSIGN_OR_RETURN(Connection * connection, LookupAttached(key));
   Job* const job = connection->job;
   job->local->Close(connection->rank);
+  if (!job->local->has_begun()) {
+    // Nobody else can begin it any more.
+    const int rank = job->local->RankOf(connection->rank).value();
+    connection->job = nullptr;
+    job->local->OnLinkGone(connection->rank, absl::OkStatus());
+    idle_.Add(key, connection->link->identity().uid);
+    End(job, absl::FailedPreconditionError(absl::StrCat(
+                 "rank ", rank, " closed job ",
+                 base::Quoted(job->local->spec().name), " before it began")));
+    return absl::OkStatus();
+  }
   if (job->local->num_closed() == job->local->local_world_size()) {
     End(job, absl::OkStatus());
   } else {
@@ -385,14 +396,14 @@ void Sessions::EndIfAbandoned(Job* job, const absl::Status& why) {
   const LocalJob& local = *job->local;
   if (job->is_ending || local.num_attached() > 0) return;
   const std::string name = base::Quoted(local.spec().name);
-  if (local.num_closed() > 0) {
-    End(job, absl::CancelledError(
-                 absl::StrCat("some workers of job ", name,
-                              " closed it, the others left without")));
-  } else if (!local.has_begun()) {
+  if (!local.has_begun()) {
     End(job, absl::CancelledError(absl::StrCat(
                  "all workers of job ", name,
                  " left before it began: ", std::string(why.message()))));
+  } else if (local.is_over()) {
+    End(job, absl::CancelledError(
+                 absl::StrCat("some workers of job ", name,
+                              " closed it, the others left without")));
   }
 }
 
@@ -490,17 +501,35 @@ void Sessions::Delete(LocalJob* local) {
   }
 }
 
-void Sessions::AfterEnd(const std::string& name,
-                        absl::AnyInvocable<void() &&> fn) {
-  const auto it = jobs_.find(name);
-  if (it == jobs_.end() || !it->second->is_ending) {
-    std::move(fn)();
-    return;
+void Sessions::BeforeAttach(const Key& key, const AttachRequest& request,
+                            absl::AnyInvocable<void() &&> fn) {
+  const auto it = jobs_.find(request.job.name);
+  if (it == jobs_.end()) return std::move(fn)();
+  Job* const job = it->second.get();
+  if (IsNewRun(*job, key, request)) {
+    End(job, absl::AbortedError(
+                 "a rank that had closed the job came again: a new run of it"));
   }
+  if (!job->is_ending) return std::move(fn)();
   auto waiter = std::make_shared<EndWaiter>();
   waiter->fn = std::move(fn);
   waiter->timer = executor_->PostAfter(kEndWait, [waiter] { waiter->Run(); });
-  it->second->waiters.push_back(std::move(waiter));
+  job->waiters.push_back(std::move(waiter));
+}
+
+// Only a job that is held for the replacement of a lost worker is in the way
+// of a new run: whoever is attached has a job that goes on.
+bool Sessions::IsNewRun(const Job& job, const Key& key,
+                        const AttachRequest& request) {
+  const auto connection = Lookup(key);
+  if (!connection.ok() || job.is_ending) return false;
+  const LocalJob& local = *job.local;
+  const uint32_t uid = (*connection)->link->identity().uid;
+  const int rank = request.placement.local_rank.value();
+  return (uid == job.uid || uid == 0) && request.resume != Resume::kMust &&
+         local.has_begun() && local.num_attached() == 0 && rank >= 0 &&
+         rank < local.local_world_size() &&
+         local.slot(LocalRank(rank)).state() == SlotState::kClosed;
 }
 
 void Sessions::StopAccepting(absl::Status why) { accepting_ = std::move(why); }

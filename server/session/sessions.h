@@ -100,10 +100,12 @@ class Sessions {
   // Every job fails with `why`; jobs() is empty once their hosts are done.
   void FailAll(const absl::Status& why);
 
-  // Runs `fn` at once, or, while a job of this name is just ending, when it is
-  // gone (or does not end in time): a worker that closed a job may open one of
-  // the same name right away.
-  void AfterEnd(const std::string& name, absl::AnyInvocable<void() &&> fn);
+  // Runs `fn`, which attaches, at once, or, while a job of this name is just
+  // ending, when it is gone (or does not end in time): a worker that closed a
+  // job may open one of the same name right away. If nobody is attached to the
+  // old one any more and this rank has closed it, that ends it.
+  void BeforeAttach(const Key& key, const AttachRequest& request,
+                    absl::AnyInvocable<void() &&> fn);
 
   std::vector<LocalJob*> jobs() const;          // by name; ending ones too
   LocalJob* Find(std::string_view name) const;  // null: none
@@ -137,6 +139,7 @@ class Sessions {
   void OnIdleTooLong(const Key& key, const absl::Status& why);
   void Leave(Connection* connection, const absl::Status& why);
   void EndIfAbandoned(Job* job, const absl::Status& why);
+  bool IsNewRun(const Job& job, const Key& key, const AttachRequest& request);
   void ArmTimer(Job* job, absl::Duration delay);
   void OnTimer(const std::string& name);
   Job* JobOfLocal(const LocalJob* local);

@@ -89,13 +89,14 @@ TEST_F(SessionsTest, ANameIsFreeAfterItsJobsEnd) {
     replies_["again"] = Attach("job/0", SmallRequest("job", 0, 1));
   };
   replies_["again"] = absl::UnknownError("not asked yet");
-  sessions_.AfterEnd("job", attach);
+  sessions_.BeforeAttach("job/0", SmallRequest("job", 0, 1), attach);
   EXPECT_THAT(replies_["again"], StatusIs(absl::StatusCode::kUnknown));
-  executor_.RunUntilIdle();
+  executor_.RunFor(absl::Seconds(1));
   EXPECT_THAT(replies_["again"], IsOk());
   // Nothing is ending: at once.
   bool is_called = false;
-  sessions_.AfterEnd("job", [&] { is_called = true; });
+  sessions_.BeforeAttach("job/0", SmallRequest("job", 0, 1),
+                         [&] { is_called = true; });
   EXPECT_TRUE(is_called);
 }
 
@@ -219,6 +220,106 @@ TEST_F(SessionsTest, OneThatLeavesWithoutClosingCannotHoldTheRest) {
   ASSERT_THAT(sessions_.Close("job/0"), IsOk());
   ASSERT_THAT(sessions_.Detach("job/1"), IsOk());
   EXPECT_THAT(host_.ended["job"], StatusIs(absl::StatusCode::kCancelled));
+}
+
+// I23: without this the others would wait for jobs.join_timeout.
+TEST_F(SessionsTest, ARankThatClosesBeforeTheStartEndsTheWait) {
+  for (int i = 0; i < 3; ++i) {
+    const std::string key = std::to_string(i);
+    Connect(key);
+    ASSERT_THAT(Attach(key, SmallRequest("job", i, 3)), IsOk());
+  }
+  Begin("0");
+  ASSERT_THAT(sessions_.Close("1"), IsOk());
+  for (const absl::Status& heard : {replies_["0"], host_.ended["job"]}) {
+    EXPECT_THAT(heard, StatusIs(absl::StatusCode::kFailedPrecondition,
+                                "rank 1 closed job \"job\" before it began"));
+  }
+  EXPECT_TRUE(processes_["2"].is_closed);
+  EXPECT_FALSE(processes_["1"].is_closed) << "its answer is on the way";
+  executor_.RunFor(absl::Seconds(1));
+  EXPECT_EQ(device_.shared_bytes_in_use(), 0);
+}
+
+class LastStepTest : public SessionsTest {
+ protected:
+  // Rank 1 of 2 dies when step 1 is all done; rank 0 closes.
+  void SetUp() override {
+    Run("job", 2);
+    for (const char* key : {"job/0", "job/1"}) Push(key, 1);
+    ipc::StepReport report;
+    report.generation = Generation(1);
+    report.step = Step(1);
+    job().Committed(report);
+    job().Open(Generation(1), Step(2));
+  }
+  LocalJob& job() { return *sessions_.Find("job"); }
+  void Push(const std::string& key, int step) {
+    const uint64_t word = proto::SequenceWord(1, step);
+    processes_[key].StoreInput(word, 0.1, "");
+    for (int b = 0; b < 3; ++b) processes_[key].pushed(b)->store(word);
+    sessions_.OnDoorbell(key);
+  }
+  void Lose(const std::string& key) {
+    sessions_.OnDisconnected(key, absl::UnavailableError("process exited"));
+  }
+};
+
+TEST_F(LastStepTest, AReplacementFindsTheEndAndCloses) {
+  Lose("job/1");
+  ASSERT_THAT(sessions_.Close("job/0"), IsOk());
+  Lose("job/0");
+  EXPECT_THAT(host_.ended, IsEmpty());
+  Connect("new");
+  ASSERT_THAT(Attach("new", SmallRequest("job", 1, 2)), IsOk());
+  Begin("new");
+  EXPECT_THAT(replies_["new"], IsOk());  // at once, with nothing left to do
+  ASSERT_THAT(sessions_.Close("new"), IsOk());
+  EXPECT_THAT(host_.ended["job"], IsOk());
+}
+
+TEST_F(LastStepTest, AReplacementThatTakesOneMoreStepIsTold) {  // I23
+  ASSERT_THAT(sessions_.Close("job/0"), IsOk());
+  Lose("job/1");
+  Connect("new");
+  ASSERT_THAT(Attach("new", SmallRequest("job", 1, 2)), IsOk());
+  Begin("new");
+  Push("new", 2);
+  EXPECT_THAT(std::string(processes_["new"].daemon()->failure_text),
+              testing::HasSubstr("rank 0 has closed the job; step 2"));
+  Lose("new");
+  EXPECT_THAT(host_.ended["job"], StatusIs(absl::StatusCode::kCancelled));
+}
+
+TEST_F(LastStepTest, WithoutAReplacementTheHoldEndsIt) {  // I28
+  Lose("job/1");
+  ASSERT_THAT(sessions_.Close("job/0"), IsOk());
+  executor_.RunFor(absl::Minutes(11));
+  EXPECT_THAT(host_.ended["job"], StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_EQ(device_.shared_bytes_in_use(), 0);
+}
+
+TEST_F(LastStepTest, ANewRunDoesNotWaitForTheHold) {
+  Lose("job/1");
+  ASSERT_THAT(sessions_.Close("job/0"), IsOk());
+  Connect("stranger", 1001);
+  absl::Status attached = absl::UnknownError("not yet");
+  const auto come = [&](const std::string& key) {
+    attached = absl::UnknownError("not yet");
+    sessions_.BeforeAttach(key, SmallRequest("job", 0, 2), [&, key] {
+      attached = Attach(key, SmallRequest("job", 0, 2));
+    });
+  };
+  come("stranger");
+  EXPECT_THAT(attached, StatusIs(absl::StatusCode::kPermissionDenied));
+  EXPECT_THAT(host_.ended, IsEmpty());
+  Connect("again");
+  come("again");
+  EXPECT_THAT(host_.ended["job"],
+              StatusIs(absl::StatusCode::kAborted, "a new run"));
+  executor_.RunFor(absl::Seconds(1));
+  EXPECT_THAT(attached, IsOk());
+  EXPECT_FALSE(sessions_.Find("job")->has_begun());
 }
 
 TEST_F(SessionsTest, AHostThatCannotRefusesTheAttach) {

@@ -73,7 +73,8 @@ absl::Status Slot::Occupy(WorkerLink* link, uint64_t open_word) {
   return absl::OkStatus();
 }
 
-void Slot::Vacate() {
+void Slot::Vacate(bool was_lost) {
+  was_lost_ = was_lost;
   if (state_ != SlotState::kClosed) state_ = SlotState::kMissing;
   link_ = nullptr;
   initial_.reset();

@@ -54,8 +54,9 @@ class Slot {
   void MakeReady() { state_ = SlotState::kReady; }
   void Close() { state_ = SlotState::kClosed; }
   // The link is gone; a closed slot stays closed. Waiting Begins must have
-  // been answered.
-  void Vacate();
+  // been answered. `was_lost`: the worker did not say that it leaves.
+  void Vacate(bool was_lost);
+  bool was_lost() const { return was_lost_; }
 
   device::SharedBuffer* gradients() { return gradients_.get(); }
   const device::SharedBuffer* gradients() const { return gradients_.get(); }
@@ -108,6 +109,7 @@ class Slot {
   WorkerLink* link_ = nullptr;
   WorkerIdentity identity_;
   bool was_occupied_ = false;
+  bool was_lost_ = false;
   std::unique_ptr<device::SharedBuffer> control_;
   std::unique_ptr<device::SharedBuffer> gradients_;
   std::unique_ptr<device::SharedBuffer> initial_;  // rank 0, until Begin

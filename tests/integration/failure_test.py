@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import unittest
 import unittest.mock
 
@@ -41,6 +42,18 @@ for step in s.steps(steps):
     s.step(cursor=b"after %d" % step)
 s.close()
 print("done", flush=True)
+"""
+
+# One step, and then it waits for its end.
+_LAST_STEP = """
+import sys, time
+import numpy as np
+import ballast
+s = ballast.Session(tensors={"w": np.zeros(3, np.float32)}, timeout=60,
+                    optimizer={"name": "sgd", "lr": 1.0})
+s.step()
+print("stepped", flush=True)
+time.sleep(1000)
 """
 
 _FORKER = """
@@ -121,6 +134,42 @@ class WorkerDeathTest(lab.TestCase):
 
     def test_replaced_while_it_pushed(self):  # I19, I20
         self.check_replaced("pushing")
+
+    def test_replaced_after_the_last_step(self):  # I20, I23
+        """It died with nothing left to do: its replacement finds the end at
+        once, though all others have closed the job."""
+        tensors = {"w": np.zeros(3, np.float32)}
+        worker = self.start_worker(self.daemon, _LAST_STEP, rank=1, world=2)
+        with self.daemon.session(0, 2, tensors) as s:
+            s.grads["w"][...] = 1
+            s.step()
+        worker.expect("stepped")
+        worker.kill()
+        began = time.monotonic()
+        with self.daemon.session(1, 2, tensors, resume="must") as s:
+            self.assertEqual(s.open_step, 2)
+            self.assertEqual(list(s.steps(1)), [])
+            self.assertTrue(np.all(s.params["w"] == -0.5))
+        self.assertLess(time.monotonic() - began, lab.PATIENCE / 2)
+        lab.poll(lambda: self.daemon.memfds() == 0, "the job is freed")
+
+    def test_a_new_run_does_not_wait_for_a_replacement(self):
+        tensors = {"w": np.zeros(3, np.float32)}
+        worker = self.start_worker(self.daemon, _LAST_STEP, rank=1, world=2)
+        with self.daemon.session(0, 2, tensors) as s:
+            s.step()
+        worker.expect("stepped")
+        worker.kill()
+
+        def again(rank):
+            if rank == 1:  # rank 0, which had closed, comes first
+                lab.poll(lambda: "rank 1 has not attached" in
+                         self.daemon.control("jobs")["jobs"][0]["waiting_for"],
+                         "the new run has begun to gather")
+            with self.daemon.session(rank, 2, tensors) as s:
+                return s.step().step
+
+        self.assertEqual(lab.run_ranks(2, again), [1, 1])
 
     def test_survivors_are_told_for_whom_they_wait(self):  # I23
         tensors = {"w": np.zeros(3, np.float32)}
