@@ -36,6 +36,10 @@ void JobPeers::Stop() {
   parts_.executor->Cancel(std::exchange(watch_, 0));
 }
 
+void JobPeers::GiveUp(const absl::Status& why) {
+  if (opening_ != nullptr) opening_->GiveUp(why);
+}
+
 void JobPeers::OnLinks(absl::StatusOr<std::unique_ptr<JobLinks>> links) {
   opening_.reset();
   if (!links.ok()) return parts_.host->OnPeersLost(links.status());
@@ -72,7 +76,11 @@ void JobPeers::OnFrame(NodeRank from, std::string frame) {
     return;
   }
   if (!parsed.has_note()) return parts_.host->OnPeerFrame(from, parsed);
+  if (parsed.job() != request_.job) return;
   notes_[from.value()] = parsed.note().waiting_for().substr(0, kMaxNoteBytes);
+  if (parsed.note().has_closed()) {
+    parts_.host->OnPeerClosed(parsed.note().closed());
+  }
 }
 
 void JobPeers::ArmWatch() {
@@ -98,13 +106,15 @@ void JobPeers::Watch() {
 
 void JobPeers::TellNote() {
   std::string note = parts_.host->OwnWaitingFor().substr(0, kMaxNoteBytes);
-  if (note.empty() && told_note_.empty()) return;
+  const std::optional<v1::EarlyClose> closed = parts_.host->OwnEarlyClose();
+  if (note.empty() && told_note_.empty() && !closed.has_value()) return;
   told_note_ = note;
   v1::PeerFrame frame;
   frame.set_job(request_.job);
   frame.set_from(request_.node.value());
   frame.set_incarnation(request_.incarnation.value());
   frame.mutable_note()->set_waiting_for(std::move(note));
+  if (closed.has_value()) *frame.mutable_note()->mutable_closed() = *closed;
   for (int n = 0; n < num_nodes(); ++n) {
     if (NodeRank(n) != request_.node) Send(NodeRank(n), frame);
   }

@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -40,6 +41,10 @@ class JobPeersHost {
   virtual void OnPeerFrame(NodeRank from, const v1::PeerFrame& frame) = 0;
   // What this node's own workers owe, in words: told to the other nodes.
   virtual std::string OwnWaitingFor() const = 0;
+  // Of this node's ranks the one that closed the job first, if any did.
+  virtual std::optional<v1::EarlyClose> OwnEarlyClose() const = 0;
+  // The same of another node; told again and again.
+  virtual void OnPeerClosed(const v1::EarlyClose& close) = 0;
 };
 
 class JobPeers final : public transport::PeerLinkObserver {
@@ -59,6 +64,8 @@ class JobPeers final : public transport::PeerLinkObserver {
   void Open();
   // Nothing of the host is called any more; what is sent still goes out.
   void Stop();
+  // Before OnLinked: this node gives up for good; whoever waits hears `why`.
+  void GiveUp(const absl::Status& why);
 
   // Null before OnLinked.
   transport::Transport* transport() const { return transport_.get(); }

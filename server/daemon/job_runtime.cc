@@ -1,13 +1,14 @@
 #include "server/daemon/job_runtime.h"
 
 #include <algorithm>
-#include <bit>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "server/base/status_macros.h"
+#include "server/daemon/job_join.h"
 #include "server/ipc/control_block_view.h"
 #include "server/layout/policy.h"
 
@@ -150,18 +151,8 @@ void JobRuntime::OnAllReady() {
 }
 
 v1::Join JobRuntime::MakeJoin() const {
-  const session::JobSpec& spec = parts_.job->spec();
-  const layout::Layout& layout = parts_.job->layout();
-  v1::Join join;
-  join.set_num_nodes(num_nodes_);
-  join.set_local_world_size(layout.topology().local_world_size);
-  join.set_layout_digest(layout.digest());
-  join.set_model_digest(layout.model_digest());
-  join.set_job_digest(absl::StrCat(
-      static_cast<int>(spec.optimizer), "/", AnyMomentum(spec.groups), "/",
-      absl::Hex(std::bit_cast<uint64_t>(spec.gradient_clipping)), "/",
-      layout::PolicyDigest(plan_->policy())));
-  return join;
+  return daemon::MakeJoin(parts_.job->spec(), parts_.job->layout(),
+                          plan_->policy(), parts_.default_hold);
 }
 
 void JobRuntime::OnPushed(LocalRank rank, BucketId bucket) {
@@ -371,6 +362,9 @@ void JobRuntime::Stop(const absl::Status& why,
     return;
   }
   if (!has_ended_) membership_->Leave(why);
+  // A node that lost its workers may come again; one whose workers closed the
+  // job will not.
+  if (peers_ != nullptr && parts_.job->num_closed() > 0) peers_->GiveUp(why);
   BeginStop();
 }
 
@@ -403,11 +397,32 @@ void JobRuntime::Post(absl::AnyInvocable<void() &&> fn) {
 
 // What this node's own workers owe.
 std::string JobRuntime::OwnWaitingFor() const {
-  const std::string missing = parts_.job->Missing();
-  if (!has_started_ || engine_->is_collected()) return missing;
-  const std::string waiting = engine_->WaitingFor(parts_.clock->Now());
-  if (waiting.empty()) return missing;
-  return missing.empty() ? waiting : absl::StrCat(waiting, "; ", missing);
+  const session::LocalJob& job = *parts_.job;
+  std::vector<std::string> waiting = {job.Closing()};
+  const bool is_closed = job.num_closed() == job.local_world_size();
+  if (has_started_ && !is_closed && !engine_->is_collected()) {
+    waiting.push_back(engine_->WaitingFor(parts_.clock->Now()));
+  }
+  waiting.push_back(job.Missing());
+  std::erase(waiting, "");
+  return absl::StrJoin(waiting, "; ");
+}
+
+std::optional<v1::EarlyClose> JobRuntime::OwnEarlyClose() const {
+  const auto close = parts_.job->early_close();
+  if (!close.has_value()) return std::nullopt;
+  v1::EarlyClose proto;
+  proto.set_rank(close->rank.value());
+  proto.set_step(close->step.value());
+  return proto;
+}
+
+void JobRuntime::OnPeerClosed(const v1::EarlyClose& close) {
+  if (is_stopping_ || close.rank() < 0 || close.step() < 1 ||
+      close.rank() >= parts_.job->layout().topology().world_size()) {
+    return;
+  }
+  parts_.job->OnClosedElsewhere({Rank(close.rank()), Step(close.step())});
 }
 
 std::string JobRuntime::WaitingFor() const {

@@ -65,6 +65,7 @@ struct JobRuntimeParts {
   std::shared_ptr<metrics::JobMetrics> metrics;  // shared with the scrape
   int buckets_in_flight = 8;
   int64_t batch_bytes = collective::Parts().batch_bytes;
+  absl::Duration default_hold = absl::Minutes(10);
   absl::Duration join_timeout = absl::InfiniteDuration();
   absl::Duration peer_timeout = absl::InfiniteDuration();
 };
@@ -125,6 +126,8 @@ class JobRuntime final : public session::JobObserver,
   void OnPeersLost(const absl::Status& why) override;
   void OnPeerFrame(NodeRank from, const v1::PeerFrame& frame) override;
   std::string OwnWaitingFor() const override;
+  std::optional<v1::EarlyClose> OwnEarlyClose() const override;
+  void OnPeerClosed(const v1::EarlyClose& close) override;
   // membership::FramePort
   void Send(NodeRank to, const v1::PeerFrame& frame) override;
   // optimizer::UpdateObserver

@@ -92,6 +92,7 @@ absl::StatusOr<session::JobObserver*> Node::StartJob(session::LocalJob* job) {
   }
   parts.buckets_in_flight = options_.buckets_in_flight;
   parts.batch_bytes = options_.batch_bytes;
+  parts.default_hold = options_.sessions.default_hold;
   parts.join_timeout = options_.sessions.join_timeout;
   parts.peer_timeout = options_.peer_timeout;
   ASSIGN_OR_RETURN(std::unique_ptr<JobRuntime> runtime,

@@ -63,6 +63,9 @@ class Opening {
   virtual ~Opening() = default;
   // Who has not come, in words.
   virtual std::string WaitingFor() const = 0;
+  // Tells the nodes that wait for this one that it gives up for good; it is
+  // released next. Best effort.
+  virtual void GiveUp(const absl::Status& why) = 0;
 };
 
 class PeerPlane {

@@ -105,6 +105,18 @@ class UcxOpening final : public Opening {
     return waiting_for_.empty() ? "the other nodes" : waiting_for_;
   }
 
+  void GiveUp(const absl::Status& why) override {
+    v1::RendezvousRequest request = request_;
+    request.mutable_leave()->set_code(static_cast<int>(why.code()));
+    request.mutable_leave()->set_text(
+        std::string(why.message().substr(0, kMaxTextBytes)));
+    if (client_ != nullptr) {
+      client_->Tell(request, kCallTimeout);
+    } else {
+      parts_.rendezvous->Poll(request, parts_.clock->Now()).IgnoreError();
+    }
+  }
+
  private:
   void PollAfter(absl::Duration delay) {
     timer_ = parts_.executor->PostAfter(delay, [this] {

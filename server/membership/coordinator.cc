@@ -235,11 +235,7 @@ class Decider {
     const absl::Status why =
         ToStatus(frame.leave().code(), frame.leave().text());
     NodeState& node = state_.nodes[from.value()];
-    if (!why.ok() && state_.phase == Phase::kGathering) {
-      node = NodeState();
-      return {Drop(absl::StrCat("node ", from.value(),
-                                " left before the view: ", why.message()))};
-    }
+    // Before the view too: a node that comes again comes by other links.
     if (!why.ok()) {
       return End(absl::Status(why.code(),
                               absl::StrCat("node ", from.value(),

@@ -30,7 +30,7 @@ class CoordinatorTest : public ::testing::Test {
     join.set_local_world_size(2);
     join.set_layout_digest("l");
     join.set_model_digest("m");
-    join.set_job_digest("j");
+    join.add_options()->set_name("hold");
     return join;
   }
 
@@ -107,8 +107,8 @@ TEST_F(CoordinatorTest, WhoeverDiffersIsRefusedAndMayMendIt) {
       {"tensors", [](v1::Join* join) { join->set_model_digest("x"); }},
       {"bucket or chunk size",
        [](v1::Join* join) { join->set_layout_digest("x"); }},
-      {"optimizer, gradient clipping",
-       [](v1::Join* join) { join->set_job_digest("x"); }},
+      {"hold is 5m on node 1",
+       [](v1::Join* join) { join->mutable_options(0)->set_value("5m"); }},
       {"node 1 holds step 3 but node 0 holds no state",
        [](v1::Join* join) {
          join->set_has_state(true);
@@ -235,6 +235,16 @@ TEST_F(CoordinatorTest, LeaveWithAnErrorEndsTheJobForAll) {
   EXPECT_FALSE(actions[0].to.has_value());
   EXPECT_EQ(actions[0].frame.leave().text(),
             "node 1 left the job: rank 2 is gone");
+}
+
+TEST_F(CoordinatorTest, LeaveBeforeTheViewEndsItToo) {  // I23
+  Make(2);
+  Join(1);
+  const Actions actions =
+      Leave(1, absl::FailedPreconditionError("rank 1 closed the job"));
+  ASSERT_EQ(actions.size(), 1);
+  EXPECT_EQ(actions[0].frame.leave().text(),
+            "node 1 left the job: rank 1 closed the job");
 }
 
 TEST_F(CoordinatorTest, CloseWaitsForAllNodes) {

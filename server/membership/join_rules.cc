@@ -1,8 +1,37 @@
 #include "server/membership/join_rules.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 
 namespace ballast::membership {
+namespace {
+
+const std::string& Canonical(const v1::JobOption& option) {
+  return option.canonical().empty() ? option.value() : option.canonical();
+}
+
+std::string OptionDifference(const v1::Join& first, int node,
+                             const v1::Join& join) {
+  const int num_options = std::max(first.options_size(), join.options_size());
+  for (int i = 0; i < num_options; ++i) {
+    if (i >= first.options_size() || i >= join.options_size() ||
+        first.options(i).name() != join.options(i).name()) {
+      return absl::StrCat("the daemons of nodes ", node,
+                          " and 0 know other options of a job: use one version "
+                          "of ballastd");
+    }
+    const v1::JobOption& here = join.options(i);
+    const v1::JobOption& there = first.options(i);
+    if (Canonical(here) == Canonical(there)) continue;
+    return absl::StrCat(here.name(), " is ", here.value(), " on node ", node,
+                        " but ", there.value(),
+                        " on node 0; it must be the same on every node");
+  }
+  return "";
+}
+
+}  // namespace
 
 std::string JoinDifference(int num_nodes, const v1::Join& first, int node,
                            const v1::Join& join) {
@@ -21,14 +50,11 @@ std::string JoinDifference(int num_nodes, const v1::Join& first, int node,
         "param groups) of node ",
         node, " are not those of node 0");
   }
+  std::string option = OptionDifference(first, node, join);
+  if (!option.empty()) return option;
   if (join.layout_digest() != first.layout_digest()) {
     return absl::StrCat("the bucket or chunk size of node ", node,
                         " is not that of node 0");
-  }
-  if (join.job_digest() != first.job_digest()) {
-    return absl::StrCat(
-        "the optimizer, gradient clipping or exchange policy of node ", node,
-        " is not that of node 0");
   }
   if (join.has_state() != first.has_state() ||
       join.weight_version() != first.weight_version()) {

@@ -8,12 +8,33 @@
 #include "absl/strings/str_join.h"
 #include "server/base/names.h"
 #include "server/base/status_macros.h"
+#include "server/membership/action.h"
 #include "server/membership/join_rules.h"
 
 namespace ballast::membership {
 namespace {
 
-constexpr size_t kMaxTextBytes = 256;  // names of nodes, digests
+constexpr size_t kMaxTextBytes = 256;  // names of nodes, digests, options
+constexpr int kMaxOptions = 32;
+constexpr size_t kMaxLeaveBytes = 1024;
+
+absl::Status CheckOptions(const v1::Join& join) {
+  if (join.options_size() > kMaxOptions) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(join.options_size(), " options of the job, at most ",
+                     kMaxOptions, " are allowed"));
+  }
+  for (const v1::JobOption& option : join.options()) {
+    for (const std::string* text :
+         {&option.name(), &option.value(), &option.canonical()}) {
+      if (text->size() <= kMaxTextBytes) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat("an option of the job of ", text->size(),
+                       " bytes, at most ", kMaxTextBytes, " are allowed"));
+    }
+  }
+  return absl::OkStatus();
+}
 
 absl::Status Check(const v1::RendezvousRequest& request) {
   RETURN_IF_ERROR(base::CheckJobName(request.job()));
@@ -35,15 +56,20 @@ absl::Status Check(const v1::RendezvousRequest& request) {
         absl::StrCat("an endpoint of ", request.endpoint().size(),
                      " bytes, allowed are 1 to ", kMaxEndpointBytes));
   }
-  for (const std::string* text : {&request.node_name(), &join.layout_digest(),
-                                  &join.model_digest(), &join.job_digest()}) {
+  for (const std::string* text :
+       {&request.node_name(), &join.layout_digest(), &join.model_digest()}) {
     if (text->size() > kMaxTextBytes) {
       return absl::InvalidArgumentError(
           absl::StrCat("a name or digest of ", text->size(), " bytes, at most ",
                        kMaxTextBytes, " are allowed"));
     }
   }
-  return absl::OkStatus();
+  if (request.leave().text().size() > kMaxLeaveBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a reason to leave of ", request.leave().text().size(),
+                     " bytes, at most ", kMaxLeaveBytes, " are allowed"));
+  }
+  return CheckOptions(join);
 }
 
 v1::RendezvousReply WaitFor(std::string whom) {
@@ -74,6 +100,10 @@ absl::StatusOr<v1::RendezvousReply> Rendezvous::Poll(
     const v1::RendezvousRequest& request, absl::Time now) {
   RETURN_IF_ERROR(Check(request));
   auto it = jobs_.find(request.job());
+  if (request.has_leave()) {
+    if (it != jobs_.end()) GiveUp(&it->second, request);
+    return v1::RendezvousReply();
+  }
   if (it == jobs_.end()) {
     ForgetAll(now);
     if (jobs_.size() >= options_.max_jobs) {
@@ -87,6 +117,13 @@ absl::StatusOr<v1::RendezvousReply> Rendezvous::Poll(
   if (job->is_complete) return AnswerComplete(*job, request);
   Forget(job, now);
   const auto member = job->members.find(request.node());
+  if (member != job->members.end() && !member->second.given_up.ok() &&
+      member->second.request.incarnation() == request.incarnation()) {
+    const absl::Status why = member->second.given_up;
+    job->members.erase(member);
+    --num_members_;
+    return why;
+  }
   if (member != job->members.end() &&
       member->second.request.incarnation() != request.incarnation()) {
     return Contest(&member->second, request, now);
@@ -97,7 +134,11 @@ absl::StatusOr<v1::RendezvousReply> Rendezvous::Poll(
                             ? request.join().num_nodes()
                             : first->second.request.join().num_nodes();
   const std::string missing = Missing(job->members, num_nodes);
-  if (!missing.empty()) return WaitFor(missing);
+  if (!missing.empty()) {
+    // Whoever waits for it hears why; it may be mended and come again.
+    if (job->refusal.empty()) return WaitFor(missing);
+    return WaitFor(absl::StrCat(missing, "; refused: ", job->refusal));
+  }
   for (const auto& [node, other] : job->members) {
     if (other.challenger != 0 && other.heard <= other.challenged) {
       return WaitFor(absl::StrCat("two lives of node ", node,
@@ -121,6 +162,8 @@ absl::Status Rendezvous::Enter(Job* job, const v1::RendezvousRequest& request,
         JoinDifference(join.num_nodes(), join, request.node(), request.join());
     if (!difference.empty()) {
       num_members_ -= job->members.erase(request.node());
+      job->refusal = difference;
+      job->refused_node = request.node();
       return absl::InvalidArgumentError(difference);
     }
   }
@@ -132,6 +175,7 @@ absl::Status Rendezvous::Enter(Job* job, const v1::RendezvousRequest& request,
     }
     ++num_members_;
   }
+  if (job->refused_node == request.node()) job->refusal.clear();
   Member& member = job->members[request.node()];
   member.request = request;
   member.heard = now;
@@ -176,6 +220,23 @@ absl::StatusOr<v1::RendezvousReply> Rendezvous::AnswerComplete(
     out->set_endpoint(member.request.endpoint());
   }
   return reply;
+}
+
+void Rendezvous::GiveUp(Job* job, const v1::RendezvousRequest& request) {
+  const auto it = job->members.find(request.node());
+  if (job->is_complete || it == job->members.end() ||
+      it->second.request.incarnation() != request.incarnation()) {
+    return;
+  }
+  job->members.erase(it);
+  --num_members_;
+  // Told when they poll next; others may come for a new run meanwhile.
+  const absl::Status why =
+      ToStatus(request.leave().code(),
+               absl::StrCat("node ", request.node(),
+                            " has given up: ", request.leave().text()));
+  if (why.ok()) return;
+  for (auto& [node, member] : job->members) member.given_up = why;
 }
 
 void Rendezvous::Leave(std::string_view job, Incarnation incarnation) {

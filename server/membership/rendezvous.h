@@ -48,7 +48,8 @@ class Rendezvous {
   // With `members` once all nodes are there, otherwise with `waiting_for`;
   // the same again however often it is asked. InvalidArgument: malformed, or
   // differs from node 0. AlreadyExists: another node lives under this rank.
-  // ResourceExhausted: too many jobs meet here.
+  // ResourceExhausted: too many jobs meet here. A request with `leave` is
+  // answered with nothing, and those who wait for that node hear its reason.
   absl::StatusOr<v1::RendezvousReply> Poll(const v1::RendezvousRequest& request,
                                            absl::Time now);
 
@@ -64,10 +65,15 @@ class Rendezvous {
     // Another life that claims this rank, and since when.
     uint64_t challenger = 0;
     absl::Time challenged;
+    // Not OK: another node of this run gave up; told once.
+    absl::Status given_up = absl::OkStatus();
   };
   struct Job {
     bool is_complete = false;
     absl::btree_map<int, Member> members;  // by node rank
+    // The last node that differed from node 0, until it comes again; and how.
+    int refused_node = 0;
+    std::string refusal;
   };
 
   absl::Status Enter(Job* job, const v1::RendezvousRequest& request,
@@ -76,6 +82,7 @@ class Rendezvous {
       const Job& job, const v1::RendezvousRequest& request) const;
   absl::StatusOr<v1::RendezvousReply> Contest(
       Member* member, const v1::RendezvousRequest& request, absl::Time now);
+  void GiveUp(Job* job, const v1::RendezvousRequest& request);
   void Forget(Job* job, absl::Time now);
   void ForgetAll(absl::Time now);
 

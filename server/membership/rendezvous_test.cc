@@ -27,7 +27,9 @@ class RendezvousTest : public ::testing::Test {
     join->set_local_world_size(2);
     join->set_layout_digest("layout");
     join->set_model_digest("model");
-    join->set_job_digest("job");
+    v1::JobOption* const hold = join->add_options();
+    hold->set_name("hold");
+    hold->set_value("10m");
     return request;
   }
   absl::StatusOr<v1::RendezvousReply> Poll(
@@ -82,7 +84,7 @@ TEST_F(RendezvousTest, RefusesWhoDiffersFromNodeZero) {
   EXPECT_THAT(Wait(Request(0)), HasSubstr("local world size is 4 on node 1"));
   EXPECT_THAT(Poll(other),
               StatusIs(absl::StatusCode::kInvalidArgument, "local world size"));
-  EXPECT_EQ(Wait(Request(0)), "node 1 of 3 has not come");
+  EXPECT_THAT(Wait(Request(0)), HasSubstr("node 1 of 3 has not come; refused"));
   EXPECT_EQ(Wait(Request(1)), "") << "mended";
 }
 
@@ -175,6 +177,76 @@ TEST_F(RendezvousTest, BoundsJobsAndMembers) {
   now_ += absl::Minutes(1);
   EXPECT_THAT(poll("c", 0), base::IsOk());
   EXPECT_EQ(rendezvous.num_members(), 1u);
+}
+
+// Whoever contradicts node 0 hears so at once, and so does whoever waits.
+TEST_F(RendezvousTest, ARefusalNamesTheOptionBothValuesAndBothNodes) {
+  Wait(Request(0, 2));
+  v1::RendezvousRequest other = Request(1, 2);
+  other.mutable_join()->mutable_options(0)->set_value("5m");
+  const std::string difference = "hold is 5m on node 1 but 10m on node 0";
+  EXPECT_THAT(Poll(other),
+              StatusIs(absl::StatusCode::kInvalidArgument, difference));
+  EXPECT_THAT(Wait(Request(0, 2)),
+              HasSubstr("node 1 of 2 has not come; refused: " + difference));
+  EXPECT_EQ(Wait(Request(1, 2)), "");  // mended
+}
+
+TEST_F(RendezvousTest, OptionsAreComparedByTheirCanonicalForm) {
+  v1::RendezvousRequest first = Request(0, 2);
+  first.mutable_join()->mutable_options(0)->set_canonical("600s");
+  v1::RendezvousRequest second = Request(1, 2);
+  second.mutable_join()->mutable_options(0)->set_value("600s (default)");
+  second.mutable_join()->mutable_options(0)->set_canonical("600s");
+  Wait(first);
+  EXPECT_EQ(Wait(second), "");
+}
+
+TEST_F(RendezvousTest, OptionsOfAnotherVersionAreRefused) {
+  Wait(Request(0, 2));
+  v1::RendezvousRequest other = Request(1, 2);
+  other.mutable_join()->add_options()->set_name("colour");
+  EXPECT_THAT(Poll(other), StatusIs(absl::StatusCode::kInvalidArgument,
+                                    "use one version of ballastd"));
+}
+
+TEST_F(RendezvousTest, OptionsAreBounded) {  // I27
+  v1::RendezvousRequest many = Request(1, 2);
+  for (int i = 0; i < 32; ++i) many.mutable_join()->add_options();
+  EXPECT_THAT(Poll(many), StatusIs(absl::StatusCode::kInvalidArgument));
+  v1::RendezvousRequest longer = Request(1, 2);
+  longer.mutable_join()->mutable_options(0)->set_value(std::string(257, 'x'));
+  EXPECT_THAT(Poll(longer), StatusIs(absl::StatusCode::kInvalidArgument));
+  EXPECT_EQ(rendezvous_.num_members(), 0);
+}
+
+// I23: whoever waits for a node that gives up hears its reason at once.
+TEST_F(RendezvousTest, ANodeThatGivesUpIsToldToThoseThatWait) {
+  Wait(Request(0));
+  Wait(Request(2));
+  v1::RendezvousRequest leave = Request(2);
+  leave.mutable_leave()->set_code(9);
+  leave.mutable_leave()->set_text("rank 4 closed the job");
+  v1::RendezvousRequest other_life = leave;
+  other_life.set_incarnation(777);
+  EXPECT_THAT(Poll(other_life), base::IsOk());  // says nothing of this run
+  EXPECT_EQ(Wait(Request(0)), "node 1 of 3 has not come");
+  EXPECT_THAT(Poll(leave), base::IsOk());
+  EXPECT_EQ(rendezvous_.num_members(), 1);
+  EXPECT_THAT(Poll(Request(0)),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       "node 2 has given up: rank 4 closed the job"));
+  // A new run is not concerned.
+  for (const int node : {1, 2}) Wait(Request(node, 3, 500 + node));
+  EXPECT_EQ(Wait(Request(0, 3, 500)), "");
+}
+
+TEST_F(RendezvousTest, WhoHasAllNodesIsNotToldToGiveUp) {
+  for (const int node : {0, 1, 2}) Wait(Request(node));
+  v1::RendezvousRequest leave = Request(2);
+  leave.mutable_leave()->set_code(9);
+  Poll(leave).IgnoreError();
+  EXPECT_EQ(Wait(Request(1)), "");
 }
 
 }  // namespace

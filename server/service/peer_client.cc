@@ -76,6 +76,16 @@ class PeerClientImpl final : public PeerClient {
         });
   }
 
+  void Tell(const v1::RendezvousRequest& request,
+            absl::Duration timeout) override {
+    auto call = std::make_shared<Call>();
+    call->request = request;
+    call->context.set_deadline(std::chrono::system_clock::now() +
+                               absl::ToChronoMilliseconds(timeout));
+    stub_->async()->Rendezvous(&call->context, &call->request, &call->reply,
+                               [call](const grpc::Status&) {});
+  }
+
  private:
   void OnDone(const std::shared_ptr<Call>& call, const absl::Status& status) {
     calls_.erase(call);

@@ -30,6 +30,9 @@ class PeerClient {
   // Unavailable or DeadlineExceeded: the daemon did not answer.
   virtual void Rendezvous(const v1::RendezvousRequest& request,
                           absl::Duration timeout, RendezvousDone done) = 0;
+  // The same without an answer; goes on after the release of this.
+  virtual void Tell(const v1::RendezvousRequest& request,
+                    absl::Duration timeout) = 0;
 };
 
 }  // namespace ballast::service

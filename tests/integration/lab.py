@@ -56,14 +56,15 @@ def poll(condition, what, seconds=PATIENCE):
 
 def run_ranks(world, function):
     """function(rank) in one thread per rank; the results by rank. The first
-    exception is raised, a thread that hangs is an error."""
-    results, errors = [None] * world, [None] * world
+    exception (in time: others may follow from it) is raised, a thread that
+    hangs is an error."""
+    results, errors = [None] * world, []
 
     def run(rank):
         try:
             results[rank] = function(rank)
         except BaseException as error:  # pylint: disable=broad-except
-            errors[rank] = error
+            errors.append(error)
 
     threads = [threading.Thread(target=run, args=(rank,), daemon=True)
                for rank in range(world)]
@@ -75,16 +76,15 @@ def run_ranks(world, function):
     if any(thread.is_alive() for thread in threads):
         faulthandler.dump_traceback(all_threads=True)
         raise AssertionError("a rank hangs; errors so far: %r" % errors)
-    for error in errors:
-        if error is not None:
-            raise error
+    if errors:
+        raise errors[0]
     return results
 
 
 class Daemon:
     """One ballastd in its own directory."""
 
-    def __init__(self, directory, overrides=(), http=False):
+    def __init__(self, directory, overrides=(), http=False, wrap=None):
         self.directory = directory
         self.address = "unix://%s/ballastd.sock" % directory
         self.admin = "unix://%s/admin.sock" % directory
@@ -100,6 +100,8 @@ class Daemon:
         self.command = [os.environ["BALLASTD"], "--config", config]
         for override in self.overrides:
             self.command += ["--set", override]
+        if wrap is not None:
+            self.command = wrap(self.command)
 
     def start(self):
         self.child = self.launcher.start_daemon(0, self.command)
@@ -231,10 +233,12 @@ def missing():
 class TestCase(unittest.TestCase):
     """Starts daemons and ends them; shows their logs when a test fails."""
 
-    def start_daemon(self, *overrides, http=False):
+    def start_daemon(self, *overrides, http=False, wrap=None):
+        """`wrap` turns the daemon's command into the one to run; under it the
+        daemon must have the same pid."""
         # Short: a socket's path has at most 107 bytes.
         directory = tempfile.mkdtemp(prefix="ballast-it-", dir="/tmp")
-        daemon = Daemon(directory, overrides, http)
+        daemon = Daemon(directory, overrides, http, wrap)
         self.addCleanup(self._clean, daemon)
         return daemon.start()
 
@@ -243,7 +247,8 @@ class TestCase(unittest.TestCase):
         outcome = getattr(self, "_outcome", None)
         result = getattr(outcome, "result", None)
         failed = result is not None and any(
-            test is self for test, _ in result.failures + result.errors)
+            self in (test, getattr(test, "test_case", None))  # of a subtest
+            for test, _ in result.failures + result.errors)
         if failed or os.environ.get("BALLAST_TEST_LOGS"):
             print("daemon's log:\n" + daemon.log()[-4000:], file=sys.stderr)
         shutil.rmtree(daemon.directory, ignore_errors=True)

@@ -11,6 +11,7 @@ import time
 import unittest
 
 import lab
+import nodes
 
 if not lab.missing():
     import numpy as np
@@ -35,40 +36,12 @@ def digest(values):
     return sha.hexdigest()
 
 
-class NodesCase(lab.TestCase):
-
-    def start_nodes(self, count, *overrides):
-        """Daemons that find one another at the first one's port."""
-        ports = [launch.free_port() for _ in range(count)]
-        self.peers = ["127.0.0.1:%d" % port for port in ports]
-        self.coordinator = self.peers[0]
-        return [self.start_daemon(
-            "listen.peer=" + peer, "transport.ucx_devices=lo",
-            "transport.peer_timeout=3s", "transport.connect_timeout=10s",
-            "node.name=host-%d" % node, *overrides, http=True)
-                for node, peer in enumerate(self.peers)]
-
-    def session(self, daemons, rank, workers, tensors, **options):
-        """A session of `rank`, with `workers` ranks per daemon."""
-        node = rank // workers
-        arguments = dict(local_rank=rank % workers, local_world_size=workers,
-                         node_rank=node, coordinator=self.coordinator)
-        arguments.update(options)
-        return daemons[node].session(rank, workers * len(daemons), tensors,
-                                     **arguments)
-
-    def assert_nothing_is_left(self, daemons):  # I28
-        for node, daemon in enumerate(daemons):
-            lab.poll(lambda d=daemon: d.memfds() == 0,
-                     "node %d has freed its memory" % node)
-
-
-class ExactTest(NodesCase):
+class ExactTest(nodes.NodesCase):
 
     STEPS = 4
 
-    def run_job(self, nodes, workers, steps=STEPS, **options):
-        daemons = self.start_nodes(nodes)
+    def run_job(self, count, workers, steps=STEPS, **options):
+        daemons = self.start_nodes(count)
 
         def worker(rank):
             with self.session(daemons, rank, workers, job.initial(),
@@ -79,7 +52,7 @@ class ExactTest(NodesCase):
                           lambda step, result: norms.append(result.grad_norm))
                 return digest(job.weights(s)), norms
 
-        results = lab.run_ranks(nodes * workers, worker)
+        results = lab.run_ranks(count * workers, worker)
         self.assert_nothing_is_left(daemons)
         for result in results:  # I25
             self.assertEqual(result, results[0])
@@ -93,36 +66,13 @@ class ExactTest(NodesCase):
 
     def test_one_by_four_is_two_by_two_is_four_by_one(self):  # I8, I25
         expected = self.reference(4)
-        for nodes, workers in ((1, 4), (2, 2), (4, 1)):
-            with self.subTest(nodes=nodes, workers=workers):
-                self.assertEqual(self.run_job(nodes, workers), expected)
+        for count, workers in ((1, 4), (2, 2), (4, 1)):
+            with self.subTest(nodes=count, workers=workers):
+                self.assertEqual(self.run_job(count, workers), expected)
 
     def test_three_by_one_in_small_buckets(self):  # I4, I9
         self.assertEqual(self.run_job(3, 1, bucket_bytes=8192),
                          self.reference(3))
-
-    def test_a_nan_in_one_rank_skips_everywhere(self):  # I10
-        daemons = self.start_nodes(2)
-
-        def worker(rank):
-            with self.session(daemons, rank, 2,
-                              {"w": np.ones(5000, np.float32)}) as s:
-                skipped = []
-                for step in s.steps(3):
-                    s.grads["w"][...] = 1
-                    if step == 2 and rank == 2:
-                        s.grads["w"][4321] = np.nan
-                    before = np.array(s.params["w"])
-                    result = s.step()
-                    skipped.append(result.skipped)
-                    if step == 2:
-                        self.assertBitsEqual(s.params["w"], before)
-                self.assertTrue(np.all(s.params["w"] == -1))  # I6
-                return skipped, s.params["w"].tobytes()
-
-        results = lab.run_ranks(4, worker)
-        self.assertEqual([r[0] for r in results], [[False, True, False]] * 4)
-        self.assertEqual(len({r[1] for r in results}), 1)
 
     def test_two_jobs_have_links_of_their_own(self):
         daemons = self.start_nodes(2)
@@ -224,7 +174,7 @@ class ExactTest(NodesCase):
         lab.run_ranks(3, lambda r: worker(r) if r < 2 else watch())
 
 
-class RefusalTest(NodesCase):
+class RefusalTest(nodes.NodesCase):
 
     TENSORS = {} if lab.missing() else {"w": np.zeros(3, np.float32)}
 
@@ -257,6 +207,21 @@ class RefusalTest(NodesCase):
             else:
                 self.assertRaisesWith(ballast.InvalidArgument,
                                       ["tensors", "node 1"], open_it)
+
+        lab.run_ranks(2, worker)
+        self.assert_nothing_is_left(daemons)
+
+    def test_nodes_whose_options_differ(self):  # both values, both nodes
+        daemons = self.start_nodes(2, "jobs.join_timeout=3s")
+
+        def worker(rank):
+            hold = (None, 300.0)[rank]
+            kind = (ballast.DeadlineExceeded, ballast.InvalidArgument)[rank]
+            self.assertRaisesWith(
+                kind, ["hold is 5m on node 1",
+                       "10m (the daemon's jobs.hold) on node 0"],
+                lambda: self.session(daemons, rank, 1, self.TENSORS,
+                                     hold=hold))
 
         lab.run_ranks(2, worker)
         self.assert_nothing_is_left(daemons)
@@ -307,7 +272,74 @@ class RefusalTest(NodesCase):
                                  coordinator=nowhere, timeout=3.0))
 
 
-class DeathTest(NodesCase):
+class CloseTest(nodes.NodesCase):
+
+    TENSORS = {} if lab.missing() else {"w": np.zeros(3, np.float32)}
+
+    def test_a_rank_that_closes_early_is_told_to_all_nodes(self):  # I23
+        daemons = self.start_nodes(2)
+        may_step = threading.Event()
+        stepped = threading.Barrier(4)
+        told = threading.Barrier(3)
+
+        def worker(rank):
+            s = self.session(daemons, rank, 2, self.TENSORS)
+            s.step()
+            stepped.wait(lab.PATIENCE)
+            if rank == 3:
+                s.close()
+                return
+            if rank == 1:  # only closes, and hears nothing
+                told.wait(2 * lab.PATIENCE)
+                s.close()
+                return
+            may_step.wait(lab.PATIENCE)
+            error = self.assertRaisesWith(
+                ballast.FailedPrecondition,
+                ["rank 3 has closed the job", "step 2 can never"],
+                lambda: s.step(timeout=_BOUND))
+            told.wait(2 * lab.PATIENCE)
+            # The session has ended with it.
+            self.assertRaisesWith(type(error), str(error), s.close)
+
+        def watch():
+            try:
+                for node, expected in (
+                        (0, "rank 3 has closed the job, rank 0"),
+                        (1, "rank 3 has closed the job, rank 2")):
+                    lab.poll(lambda: expected in
+                             nodes.waiting_for(daemons[node]),
+                             "node %d says who closed and who did not" % node)
+            finally:
+                may_step.set()
+
+        lab.run_ranks(5, lambda r: worker(r) if r < 4 else watch())
+        self.assert_nothing_is_left(daemons)
+
+    def test_a_closed_node_says_whom_it_waits_for(self):  # I23
+        daemons = self.start_nodes(2)
+        may_close = threading.Event()
+
+        def worker(rank):
+            s = self.session(daemons, rank, 1, self.TENSORS)
+            s.step()
+            if rank == 0:
+                may_close.wait(lab.PATIENCE)
+            s.close()
+
+        def watch():
+            try:
+                lab.poll(lambda: "node 0: rank 1 has closed the job, rank 0 "
+                         "(pid" in nodes.waiting_for(daemons[1]),
+                         "node 1 says that rank 0 has not closed")
+            finally:
+                may_close.set()
+
+        lab.run_ranks(3, lambda r: worker(r) if r < 2 else watch())
+        self.assert_nothing_is_left(daemons)
+
+
+class DeathTest(nodes.NodesCase):
 
     TENSORS = {} if lab.missing() else {"w": np.zeros(300007, np.float32)}
 
@@ -409,6 +441,9 @@ class DeathTest(NodesCase):
             self.assertRaisesWith(
                 ballast.DeadlineExceeded, ["rank 1", "step 2"],
                 lambda: s.step(timeout=6.0))
+            lab.poll(lambda: "node 1: rank 1 (pid %d) has not pushed"
+                     % worker.pid in nodes.waiting_for(daemons[0]),
+                     "status says who is stopped")
             os.kill(worker.pid, signal.SIGCONT)
             worker.process.stdin.write("go\n")
             worker.process.stdin.flush()

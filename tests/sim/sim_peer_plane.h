@@ -43,6 +43,7 @@ class SimPeerPlane final : public daemon::PeerPlane {
  private:
   struct SimOpening final : daemon::Opening {
     std::string WaitingFor() const override { return "the links"; }
+    void GiveUp(const absl::Status&) override {}
     std::shared_ptr<int> alive = std::make_shared<int>(0);  // weak when posted
   };
 

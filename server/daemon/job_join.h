@@ -1,0 +1,21 @@
+// What a node says of a job when it meets the others: all that they must agree
+// on, each option with its value, so that whoever differs is told in what.
+#ifndef SERVER_DAEMON_JOB_JOIN_H_
+#define SERVER_DAEMON_JOB_JOIN_H_
+
+#include "absl/time/time.h"
+#include "proto/peer.pb.h"
+#include "server/layout/layout.h"
+#include "server/layout/policy.h"
+#include "server/session/job_spec.h"
+
+namespace ballast::daemon {
+
+// `policy` is that of spec.exchange; `default_hold` the daemon's jobs.hold.
+v1::Join MakeJoin(const session::JobSpec& spec, const layout::Layout& layout,
+                  const layout::ExchangePolicy& policy,
+                  absl::Duration default_hold);
+
+}  // namespace ballast::daemon
+
+#endif  // SERVER_DAEMON_JOB_JOIN_H_
