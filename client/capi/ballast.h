@@ -84,7 +84,9 @@ typedef struct ballast_error {
   char message[BALLAST_MESSAGE_BYTES];
 } ballast_error;
 
-/* One tensor; the same list on all ranks. */
+/* One tensor; the same list on all ranks. Initial values that share memory,
+ * all of it or a part, are refused: tied tensors are one tensor, registered
+ * once; equal values of different tensors need buffers of their own. */
 typedef struct ballast_tensor {
   const char* name;
   const int64_t* shape; /* ndim dimensions; may be NULL if ndim is 0 */

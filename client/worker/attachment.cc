@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "client/worker/ties.h"
 #include "nlohmann/json.hpp"
 #include "proto/handle_socket.h"
 #include "server/base/clock.h"
@@ -55,7 +56,9 @@ absl::Status CheckInitialValues(const Options& options,
         " has ", values[i].size(), " bytes, its shape and dtype need ",
         tensors[i].size_bytes));
   }
-  return absl::OkStatus();
+  return CheckTies(values, [&](size_t i) {
+    return options.job.tensors(static_cast<int>(i)).name();
+  });
 }
 
 absl::Status TakePlacements(const v1::AttachReply& reply,

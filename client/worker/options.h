@@ -24,7 +24,8 @@ struct Options {
   std::string coordinator;  // host:port of node 0; empty: the daemon's own
   // Rank 0: the value of each tensor of `job`, in its order, exactly its size;
   // used until Open returns. Empty: no values (resumed jobs). Other ranks'
-  // values are not used.
+  // values are not used. Values that share memory are refused, on every rank:
+  // tied tensors are one tensor, registered once (I16).
   std::vector<std::span<const std::byte>> initial_values;
   // How long to wait for a daemon that does not answer, and for everything
   // that follows (all ranks must come).

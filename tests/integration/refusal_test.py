@@ -71,6 +71,15 @@ class RefusalTest(lab.TestCase):
             ballast.InvalidArgument, ["'w'", "float64"],
             lambda: self.open(tensors={"w": np.zeros(3)}))
 
+    def test_tensors_that_share_memory(self):  # I16
+        both = np.zeros(10, np.float32)
+        self.assertRaisesWith(
+            ballast.InvalidArgument,
+            ['"a" and "b"', "overlap in memory by 8 bytes"],
+            lambda: self.open(tensors={"a": both[:6], "b": both[4:]}))
+        with self.open(tensors={"a": both[:6], "b": both[6:]}) as s:
+            s.step()
+
     def test_names_outside_the_grammar(self):  # I26
         self.assertRaisesWith(ballast.InvalidArgument, "'../x'",
                               lambda: self.open(job="../x"))
