@@ -91,15 +91,33 @@ TEST_F(WorkerTest, StepsOneAfterTheOther) {
 TEST_F(WorkerTest, HandsOverInitialValues) {
   daemon_ = std::make_unique<FakeDaemon>(FakeDaemon::DefaultScript());
   Options options = MakeOptions(*daemon_);
-  std::vector<float> values(16, 1.5f);
+  std::vector<float> values(48, 1.5f);
   const auto bytes = std::as_bytes(std::span(values));
-  options.initial_values = {bytes, bytes, bytes};
+  for (int i = 0; i < 3; ++i) {
+    options.initial_values.push_back(bytes.subspan(64 * i, 64));
+  }
   ASSERT_THAT(Worker::Open(options), IsOk());
   for (int tensor = 0; tensor < 3; ++tensor) {
     float value;
     std::memcpy(&value, &daemon_->initial()[64 * tensor + 60], 4);
     EXPECT_EQ(value, 1.5f);
   }
+}
+
+TEST_F(WorkerTest, RefusesTensorsThatShareMemory) {  // I16
+  daemon_ = std::make_unique<FakeDaemon>(FakeDaemon::DefaultScript());
+  Options options = MakeOptions(*daemon_);
+  std::vector<float> values(48);
+  const auto bytes = std::as_bytes(std::span(values));
+  options.initial_values = {bytes.first(64), bytes.subspan(60, 64),
+                            bytes.last(64)};
+  EXPECT_THAT(Worker::Open(options),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       "\"a\" and \"b\" overlap in memory by 4 bytes"));
+  options.initial_values[1] = options.initial_values[0];
+  EXPECT_THAT(Worker::Open(options),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       "\"a\" and \"b\" share storage"));
 }
 
 TEST_F(WorkerTest, RefusesInitialValuesOfWrongSize) {
@@ -188,6 +206,7 @@ TEST_F(WorkerTest, ARepeatWithOtherValuesIsRefused) {  // I21
   Start();
   const uint64_t word = SequenceWord(1, 1);
   const auto refused = [&](StepRequest request, const std::string& part) {
+    request.timeout = kShort;  // not refused, it would wait
     EXPECT_THAT(
         worker_->Step(request),
         StatusIs(absl::StatusCode::kInvalidArgument,
@@ -195,14 +214,14 @@ TEST_F(WorkerTest, ARepeatWithOtherValuesIsRefused) {  // I21
   };
   EXPECT_THAT(worker_->Step({.cursor = "first", .timeout = kShort}),
               StatusIs(absl::StatusCode::kDeadlineExceeded));
-  refused({.cursor = "second", .timeout = kShort}, "the cursor");
+  refused({.cursor = "second"}, "the cursor");
   worker_->groups()[0].lr = 0.25;
   refused({.cursor = "first"}, "lr of group 0 (0.5 then, 0.25 now)");
   worker_->groups()[0].lr = 0.5;
   daemon_->Commit(word);  // not yet published
   EXPECT_THAT(worker_->Step({.cursor = "first", .timeout = kShort}),
               StatusIs(absl::StatusCode::kDeadlineExceeded));
-  refused({.cursor = "second", .timeout = kShort}, "the cursor");
+  refused({.cursor = "second"}, "the cursor");
   daemon_->Publish(word);
   EXPECT_THAT(worker_->Step({.cursor = "first"}), IsOk());
   worker_->groups()[0].lr = 0.25;  // of the next step
