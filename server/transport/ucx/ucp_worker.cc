@@ -137,10 +137,32 @@ void UcpWorker::Flush(absl::FunctionRef<bool()> keep_going) {
   const ucp_request_param_t param{};
   const ucs_status_ptr_t request = ucp_worker_flush_nbx(worker_, &param);
   if (!UCS_PTR_IS_PTR(request)) return;
-  while (ucp_request_check_status(request) == UCS_INPROGRESS && keep_going()) {
+  if (!Await(request, keep_going)) unfinished_.push_back(request);
+}
+
+bool UcpWorker::Await(ucs_status_ptr_t request,
+                      absl::FunctionRef<bool()> keep_going) {
+  while (ucp_request_check_status(request) == UCS_INPROGRESS) {
+    if (!keep_going()) return false;
     Progress();
   }
   ucp_request_free(request);
+  return true;
+}
+
+bool UcpWorker::Settle(absl::FunctionRef<bool()> keep_going) {
+  Flush(keep_going);
+  while (!unfinished_.empty()) {
+    if (!Await(unfinished_.back(), keep_going)) return false;
+    unfinished_.pop_back();
+  }
+  return true;
+}
+
+void UcpWorker::Abandon() {
+  listener_ = nullptr;
+  worker_ = nullptr;
+  context_ = nullptr;
 }
 
 absl::StatusOr<std::string> UcpWorker::Address() const {

@@ -13,6 +13,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
@@ -67,6 +68,14 @@ class UcpWorker {
   // Brings what UCX has taken to the kernel, while `keep_going` says so.
   void Flush(absl::FunctionRef<bool()> keep_going);
 
+  // After all endpoints were closed: brings them, and flushes that were given
+  // up, to their end. False if that is not done when `keep_going` says no.
+  bool Settle(absl::FunctionRef<bool()> keep_going);
+
+  // UCX ends the process if a worker is destroyed while an endpoint of it is
+  // still closing. Then it is better left alone, memory and all.
+  void Abandon();
+
   // True if something was done.
   bool Progress() { return ucp_worker_progress(worker_) != 0; }
   // False if there is something to do already: call Progress again.
@@ -78,12 +87,15 @@ class UcpWorker {
   absl::Status Open(const Options& options);
   absl::Status Listen(const Options& options);
   absl::Status SetHandler();
+  bool Await(ucs_status_ptr_t request, absl::FunctionRef<bool()> keep_going);
 
   UcpReceiver* const receiver_;
   ucp_context_h context_ = nullptr;
   ucp_worker_h worker_ = nullptr;
   ucp_listener_h listener_ = nullptr;
   int event_fd_ = -1;  // UCX's own
+  // Flushes that were given up hold endpoints all the same.
+  std::vector<ucs_status_ptr_t> unfinished_;
 };
 
 }  // namespace ballast::transport

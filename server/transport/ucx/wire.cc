@@ -19,6 +19,9 @@ namespace {
 constexpr size_t kUcxHeaderBytes = 1024;
 // Between two looks at what is to be sent.
 constexpr int kMaxProgressCalls = 16;
+// For endpoints to finish closing, which needs no peer.
+constexpr absl::Duration kSettleLimit = absl::Seconds(1);
+constexpr int kMaxSettleTurns = 10'000'000;  // should the clock stand still
 // Messages given to UCX for one peer before the next one has its turn.
 constexpr int kMaxSendsPerTurn = 8;
 
@@ -132,9 +135,15 @@ absl::StatusOr<std::unique_ptr<Wire>> Wire::Create(const Options& options,
 }
 
 Wire::~Wire() {
+  if (worker_ == nullptr) return;  // Create failed
   for (const ucp_conn_request_h request : requests_) worker_->Reject(request);
   incoming_.clear();
   for (auto& [node, link] : links_) link->Close();
+  const absl::Time end = clock_->Now() + kSettleLimit;
+  int turns = 0;
+  const bool is_settled = worker_->Settle(
+      [&] { return clock_->Now() < end && ++turns < kMaxSettleTurns; });
+  if (!is_settled) worker_->Abandon();
   worker_.reset();  // gives back what the retired links still lend
 }
 
