@@ -751,7 +751,7 @@ TEST_F(AnyInstructionTest, ADeathIsHealed) {  // I20
       },
       &instructions);
   EXPECT_EQ(wrong, "");
-  if (instructions == 0) GTEST_SKIP() << "this machine forbids tracing";
+  if (instructions == 0) GTEST_SKIP() << "nothing was traced";
   EXPECT_GT(changes, 500);
   node.ExpectEquals(plain);
 }
