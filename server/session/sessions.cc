@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/base/names.h"
 #include "server/base/status_macros.h"
+#include "server/session/attach_rules.h"
 
 namespace ballast::session {
 namespace {
@@ -154,7 +155,8 @@ absl::StatusOr<AttachReply> Sessions::Attach(const Key& key,
   if (request.job.bucket_bytes == 0) {
     request.job.bucket_bytes = options_.default_bucket_bytes;
   }
-  RETURN_IF_ERROR(CheckRequest(request));
+  RETURN_IF_ERROR(
+      CheckRequest(request, options_.limits, options_.allow_many_nodes));
   if (const auto it = jobs_.find(request.job.name); it != jobs_.end()) {
     return AttachTo(it->second.get(), key, connection, request);
   }
@@ -170,22 +172,9 @@ absl::StatusOr<AttachReply> Sessions::Attach(const Key& key,
   return reply;
 }
 
-absl::Status Sessions::CheckRequest(const AttachRequest& request) const {
-  RETURN_IF_ERROR(CheckPlacement(request.placement, options_.limits));
-  if (request.placement.num_nodes() > 1 && !options_.allow_many_nodes) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "world_size ", request.placement.world_size,
-        " is not local_world_size ", request.placement.local_world_size,
-        ": a job of several nodes needs a daemon with listen.peer, which is "
-        "off here"));
-  }
-  return CheckSpec(request.job, options_.limits);
-}
-
 absl::Status Sessions::CheckMember(const Job& job, const Connection& connection,
                                    const AttachRequest& request) const {
-  const LocalJob& local = *job.local;
-  const std::string name = base::Quoted(local.spec().name);
+  const std::string name = base::Quoted(job.local->spec().name);
   if (job.is_ending) {
     return absl::UnavailableError(
         absl::StrCat("job ", name, " is just ending: try again"));
@@ -195,29 +184,7 @@ absl::Status Sessions::CheckMember(const Job& job, const Connection& connection,
     return absl::PermissionDeniedError(
         absl::StrCat("job ", name, " belongs to another user"));
   }
-  const layout::Topology& topology = local.layout().topology();
-  const Placement& placement = request.placement;
-  if (placement.world_size != topology.world_size() ||
-      placement.local_world_size != topology.local_world_size ||
-      placement.node_rank != local.node()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "world_size / local_world_size / node_rank are ", placement.world_size,
-        " / ", placement.local_world_size, " / ", placement.node_rank.value(),
-        " here, ", topology.world_size(), " / ", topology.local_world_size,
-        " / ", local.node().value(), " on the ranks of job ", name,
-        " that are attached"));
-  }
-  std::string difference = Difference(local.spec(), request.job);
-  if (difference.empty() && !local.has_begun()) {
-    difference = GroupDifference(local.spec(), request.job);
-  }
-  if (!difference.empty()) return absl::InvalidArgumentError(difference);
-  if (local.has_begun() && request.resume == Resume::kNever) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "job ", name, " is held here, and resume=\"never\" does not go on ",
-        "with it: end it, or take another name"));
-  }
-  return absl::OkStatus();
+  return CheckAgrees(*job.local, request);
 }
 
 absl::StatusOr<AttachReply> Sessions::AttachTo(Job* job, const Key& key,
@@ -242,47 +209,6 @@ absl::StatusOr<AttachReply> Sessions::AttachTo(Job* job, const Key& key,
   return reply;
 }
 
-absl::StatusOr<layout::Layout> Sessions::MakeLayout(
-    const AttachRequest& request) const {
-  const Placement& placement = request.placement;
-  const uint64_t least = LeastBytes(request.job, placement.local_world_size);
-  RETURN_IF_ERROR(CheckRoom(least, request.job.name));
-  layout::Options options;
-  options.bucket_bytes = request.job.bucket_bytes;
-  options.chunk_bytes = options_.chunk_bytes;
-  options.max_tensors = options_.limits.max_tensors;
-  ASSIGN_OR_RETURN(layout::Layout layout,
-                   layout::Layout::Create(
-                       request.job.tensors,
-                       {placement.num_nodes(), placement.local_world_size},
-                       static_cast<int>(request.job.groups.size()), options));
-  if (layout.trainable_elements() == 0) {
-    return absl::InvalidArgumentError(
-        "no tensor of the job has an element to train");
-  }
-  return layout;
-}
-
-absl::Status Sessions::CheckRoom(uint64_t size_bytes,
-                                 const std::string& name) const {
-  const Limits& limits = options_.limits;
-  if (limits.max_job_bytes != 0 && size_bytes > limits.max_job_bytes) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("job ", base::Quoted(name), " needs at least ", size_bytes,
-                     " bytes on this node, above limits.max_job_bytes = ",
-                     limits.max_job_bytes));
-  }
-  const uint64_t used = bytes();
-  const uint64_t all = limits.max_total_bytes;
-  if (all != 0 && size_bytes > all - std::min(used, all)) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("job ", base::Quoted(name), " needs at least ", size_bytes,
-                     " bytes on this node; ", used,
-                     " are in use of limits.max_total_bytes = ", all));
-  }
-  return absl::OkStatus();
-}
-
 absl::StatusOr<Sessions::Job*> Sessions::CreateJob(const AttachRequest& request,
                                                    uint32_t uid) {
   const std::string& name = request.job.name;
@@ -291,12 +217,18 @@ absl::StatusOr<Sessions::Job*> Sessions::CreateJob(const AttachRequest& request,
         "this daemon has ", jobs_.size(),
         " jobs, its limits.max_jobs: no room for job ", base::Quoted(name)));
   }
-  ASSIGN_OR_RETURN(layout::Layout layout, MakeLayout(request));
+  const Limits& limits = options_.limits;
+  RETURN_IF_ERROR(CheckRoom(
+      limits, bytes(),
+      LeastBytes(request.job, request.placement.local_world_size), name));
+  ASSIGN_OR_RETURN(
+      layout::Layout layout,
+      MakeLayout(request, options_.chunk_bytes, limits.max_tensors));
   auto job = std::make_unique<Job>();
   job->uid = uid;
   job->need = EstimateMemory(request.job, layout, request.placement.node_rank,
                              options_.compute_threads);
-  RETURN_IF_ERROR(CheckRoom(job->need.total(), name));
+  RETURN_IF_ERROR(CheckRoom(limits, bytes(), job->need.total(), name));
   ASSIGN_OR_RETURN(job->local, LocalJob::Create(device_, executor_, request.job,
                                                 std::move(layout),
                                                 request.placement.node_rank));

@@ -126,14 +126,11 @@ class Sessions {
   };
   absl::StatusOr<Connection*> Lookup(const Key& key);
   absl::StatusOr<Connection*> LookupAttached(const Key& key);
-  absl::Status CheckRequest(const AttachRequest& request) const;
   absl::Status CheckMember(const Job& job, const Connection& connection,
                            const AttachRequest& request) const;
   absl::StatusOr<AttachReply> AttachTo(Job* job, const Key& key,
                                        Connection* connection,
                                        const AttachRequest& request);
-  absl::StatusOr<layout::Layout> MakeLayout(const AttachRequest& request) const;
-  absl::Status CheckRoom(uint64_t size_bytes, const std::string& name) const;
   absl::StatusOr<Job*> CreateJob(const AttachRequest& request, uint32_t uid);
   void OnBeginTimer(const Key& key);
   void OnIdleTooLong(const Key& key, const absl::Status& why);
