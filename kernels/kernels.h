@@ -62,6 +62,10 @@ struct Kernels {
   void (*cast)(const float* in, DType dtype, int64_t count, void* out);
   void (*widen)(const void* in, DType dtype, int64_t count, float* out);
 
+  // out[i] = x[i] - widened base[i]: what a delta encodes. `out` may be `x`.
+  void (*subtract)(const float* x, const void* base, DType dtype, int64_t count,
+                   float* out);
+
   // A run of cells of one tensor from element `first` (a multiple of
   // kCellElements), exactly EncodedBytes(spec, count) bytes. `key` is a
   // StochasticKey, unused by nearest rounding. `spec` is valid.

@@ -71,9 +71,34 @@ void Widen(const void* in, DType dtype, int64_t count, float* out) {
   }
 }
 
+template <class Format>
+void SubtractFormat(const float* x, const void* base, int64_t count,
+                    float* out) {
+  const D d;
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    hn::StoreU(hn::Sub(hn::LoadU(d, x + i), Format::Vec(d, base, i)), d,
+               out + i);
+  }
+  for (; i < count; ++i) out[i] = x[i] - Format::One(base, i);
+}
+
+void Subtract(const float* x, const void* base, DType dtype, int64_t count,
+              float* out) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return SubtractFormat<Float32>(x, base, count, out);
+    case DType::kBFloat16:
+      return SubtractFormat<BFloat16>(x, base, count, out);
+    case DType::kFloat16:
+      return SubtractFormat<Float16>(x, base, count, out);
+  }
+}
+
 void Fill(Kernels* table) {
   table->cast = Cast;
   table->widen = Widen;
+  table->subtract = Subtract;
 }
 
 #endif  // HWY_TARGET != HWY_SCALAR

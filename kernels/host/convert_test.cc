@@ -1,4 +1,5 @@
-// cast and widen on every instruction set against the reference. // I5, I10
+// cast, widen and subtract on every instruction set against the reference. //
+// I5, I10
 #include <string>
 #include <vector>
 
@@ -14,6 +15,8 @@ using fuzz::Array;
 using fuzz::Random;
 
 constexpr int64_t kElements = 10'000'000;
+
+bool IsNan(float x) { return x != x; }
 
 // NaN too: the bits of a converted NaN are specified.
 std::string FuzzCast(const std::vector<fuzz::Tested>& tables, DType dtype,
@@ -83,6 +86,46 @@ TEST(ConvertTest, WidensAndCastsEveryHalf) {
                        expected.data());
       EXPECT_EQ(back, expected);
     }
+  }
+}
+
+TEST(ConvertTest, SubtractsLikeTheReference) {
+  const std::vector<fuzz::Tested> tables = fuzz::HostTables();
+  for (const DType dtype :
+       {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    EXPECT_EQ(fuzz::ForEachCount(
+                  kElements / 4,
+                  [&](Random* random, int64_t count) {
+                    const Array<float> x(fuzz::Floats(count, random),
+                                         random->Below(4));
+                    std::vector<uint16_t> halves = fuzz::Halves(count, random);
+                    if (dtype == DType::kFloat32) {
+                      const std::vector<uint16_t> more =
+                          fuzz::Halves(count, random);
+                      halves.insert(halves.end(), more.begin(), more.end());
+                    }
+                    std::vector<float> expected(count);
+                    Reference().subtract(x.data(), halves.data(), dtype, count,
+                                         expected.data());
+                    for (const fuzz::Tested& tested : tables) {
+                      Array<float> actual(std::vector<float>(count),
+                                          random->Below(4), true);
+                      tested.table.subtract(x.data(), halves.data(), dtype,
+                                            count, actual.data());
+                      for (int64_t i = 0; i < count; ++i) {
+                        // The bits of a NaN that is made are not specified.
+                        if (Bits(actual.data()[i]) != Bits(expected[i]) &&
+                            !(IsNan(actual.data()[i]) && IsNan(expected[i]))) {
+                          return tested.name + ": element " + std::to_string(i);
+                        }
+                      }
+                      if (!actual.IsGuarded()) {
+                        return tested.name + " wrote outside";
+                      }
+                    }
+                    return std::string();
+                  }),
+              "");
   }
 }
 

@@ -1,5 +1,6 @@
 #include "kernels/reference/convert.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "kernels/float_formats.h"
@@ -33,6 +34,18 @@ void Widen(const void* in, DType dtype, int64_t count, float* out) {
     case DType::kFloat16:
       for (int64_t i = 0; i < count; ++i) out[i] = Float16ToFloat(halves[i]);
       return;
+  }
+}
+
+void Subtract(const float* x, const void* base, DType dtype, int64_t count,
+              float* out) {
+  constexpr int64_t kFew = 64;
+  float widened[kFew];
+  const auto* const bytes = static_cast<const char*>(base);
+  for (int64_t i = 0; i < count; i += kFew) {
+    const int64_t few = std::min(kFew, count - i);
+    Widen(bytes + i * SizeOf(dtype), dtype, few, widened);
+    for (int64_t j = 0; j < few; ++j) out[i + j] = x[i + j] - widened[j];
   }
 }
 

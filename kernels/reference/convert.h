@@ -1,4 +1,5 @@
-// Reference casts between fp32 and the element types.
+// Reference casts between fp32 and the element types, and the difference of
+// the two.
 #ifndef KERNELS_REFERENCE_CONVERT_H_
 #define KERNELS_REFERENCE_CONVERT_H_
 
@@ -10,6 +11,8 @@ namespace ballast::kernels::reference {
 
 void Cast(const float* in, DType dtype, int64_t count, void* out);
 void Widen(const void* in, DType dtype, int64_t count, float* out);
+void Subtract(const float* x, const void* base, DType dtype, int64_t count,
+              float* out);
 
 }  // namespace ballast::kernels::reference
 

@@ -49,6 +49,32 @@ TEST(ConvertTest, Float32IsCopiedBitForBit) {
   }
 }
 
+// FORMAT.md 9: one fp32 subtraction of the widened element.
+TEST(ConvertTest, SubtractsWhatIsWidened) {
+  for (const DType dtype :
+       {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    for (const int64_t count : kCounts) {
+      std::vector<float> x(count + 1, 7);
+      std::vector<float> base(count);
+      for (int64_t i = 0; i < count; ++i) {
+        x[i] = 0.001f * static_cast<float>(i % 777) - 0.3f;
+        base[i] = x[i] * 1.01f;
+      }
+      std::vector<uint8_t> bytes(count * SizeOf(dtype));
+      Cast(base.data(), dtype, count, bytes.data());
+      Widen(bytes.data(), dtype, count, base.data());
+      std::vector<float> out(count + 1, 7);
+      Subtract(x.data(), bytes.data(), dtype, count, out.data());
+      for (int64_t i = 0; i < count; ++i) {
+        EXPECT_EQ(Bits(out[i]), Bits(x[i] - base[i]));
+      }
+      EXPECT_EQ(out[count], 7);
+      Subtract(x.data(), bytes.data(), dtype, count, x.data());  // in place
+      EXPECT_EQ(x, out);
+    }
+  }
+}
+
 TEST(ConvertTest, WidensEveryPattern) {
   std::vector<uint16_t> in(65536);
   for (uint32_t i = 0; i < 65536; ++i) in[i] = static_cast<uint16_t>(i);
