@@ -15,10 +15,14 @@ class BatchPipeline::Lane final : private transport::ExchangeObserver {
   void AddTasks(std::vector<Run> before, std::vector<Run> after) {
     TaskGate* const gate = &pipeline_->context_->gate;
     for (Run& run : before) {
-      before_.emplace_back(gate, std::move(run), [this] { OnBeforeDone(); });
+      before_.emplace_back(
+          gate, std::move(run),
+          [this](const absl::Status& status) { OnBeforeDone(status); });
     }
     for (Run& run : after) {
-      after_.emplace_back(gate, std::move(run), [this] { OnAfterDone(); });
+      after_.emplace_back(
+          gate, std::move(run),
+          [this](const absl::Status& status) { OnAfterDone(status); });
     }
   }
 
@@ -55,25 +59,28 @@ class BatchPipeline::Lane final : private transport::ExchangeObserver {
     for (ChunkTask& task : after_) pipeline_->context_->gate.Submit(&task);
   }
 
-  void OnBeforeDone() {
+  void OnBeforeDone(const absl::Status& status) {
+    if (!status.ok()) return Fail(status);
     if (--num_left_ > 0) return;
-    const absl::Status status = Exchange();
-    if (!status.ok()) pipeline_->context_->observer->OnOperationFailed(status);
+    const absl::Status posted = Exchange();
+    if (!posted.ok()) Fail(posted);
   }
 
   void OnExchangeDone(transport::Exchange*, Step,
                       const absl::Status& status) override {
-    if (!status.ok()) {
-      pipeline_->context_->observer->OnOperationFailed(status);
-      return;
-    }
+    if (!status.ok()) return Fail(status);
     pipeline_->payload_sent_ += payload_bytes_;
     if (after_.empty()) return pipeline_->OnLaneDone();
     SubmitAfter();
   }
 
-  void OnAfterDone() {
+  void OnAfterDone(const absl::Status& status) {
+    if (!status.ok()) return Fail(status);
     if (--num_left_ == 0) pipeline_->OnLaneDone();
+  }
+
+  void Fail(const absl::Status& status) {
+    pipeline_->context_->observer->OnOperationFailed(status);
   }
 
   BatchPipeline* const pipeline_;
@@ -98,7 +105,7 @@ absl::Status BatchPipeline::Add(BatchParts parts) {
 
 void BatchPipeline::AddLocal(std::vector<Run> tasks) {
   // A task that does nothing reports, so that Start does not.
-  if (tasks.empty()) tasks.emplace_back([](int) {});
+  if (tasks.empty()) tasks.emplace_back([](int) { return absl::OkStatus(); });
   lanes_.push_back(std::make_unique<Lane>(this));
   lanes_.back()->AddTasks({}, std::move(tasks));
 }

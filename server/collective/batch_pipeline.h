@@ -30,7 +30,8 @@ namespace ballast::collective {
 
 class BatchPipeline {
  public:
-  using Run = absl::AnyInvocable<void(int thread)>;
+  // An error ends the operation: nothing that depends on it is done.
+  using Run = absl::AnyInvocable<absl::Status(int thread)>;
   struct BatchParts {
     std::vector<Run> before = {};
     transport::ExchangeSpec spec = {};
@@ -39,7 +40,7 @@ class BatchPipeline {
   };
 
   // `on_done` ends the operation, on the control thread, never from inside
-  // Start; it may destroy the pipeline. A failed exchange goes to the
+  // Start; it may destroy the pipeline. A failed exchange or task goes to the
   // context's observer instead. The context outlives the pipeline.
   BatchPipeline(Context* context, absl::AnyInvocable<void()> on_done);
   ~BatchPipeline();

@@ -24,18 +24,6 @@ BucketPublisher::BucketPublisher(Context* context, BucketId bucket)
         context_->observer->OnBucketPublished(bucket_);
       }) {}
 
-std::span<std::byte> BucketPublisher::BytesOf(
-    const layout::Shard& shard) const {
-  const layout::Piece& first = shard.pieces.front();
-  const layout::Piece& last = shard.pieces.back();
-  const layout::Layout& layout = *context_->parts.layout;
-  const uint64_t begin = layout.place(first.tensor).weight_offset +
-                         first.begin * SizeOf(context_->dtype(first));
-  const uint64_t end = layout.place(last.tensor).weight_offset +
-                       last.end * SizeOf(context_->dtype(last));
-  return context_->parts.weights.subspan(begin, end - begin);
-}
-
 absl::Status BucketPublisher::MakeBatch() {
   const layout::Shard& own = context_->own_shard(bucket_);
   BatchPipeline::BatchParts parts{
@@ -43,13 +31,13 @@ absl::Status BucketPublisher::MakeBatch() {
   for (const layout::Shard& shard : context_->bucket(bucket_).shards) {
     if (shard.owner == own.owner) continue;
     if (!own.pieces.empty()) {
-      parts.spec.sends.push_back({shard.owner, BytesOf(own)});
+      parts.spec.sends.push_back({shard.owner, context_->WeightsOf(own)});
       for (const layout::Piece& piece : own.pieces) {
         parts.payload_bytes += piece.size() * SizeOf(context_->dtype(piece));
       }
     }
     if (!shard.pieces.empty()) {
-      parts.spec.receives.push_back({shard.owner, BytesOf(shard)});
+      parts.spec.receives.push_back({shard.owner, context_->WeightsOf(shard)});
     }
   }
   return pipeline_.Add(std::move(parts));

@@ -8,9 +8,7 @@
 #ifndef SERVER_COLLECTIVE_BUCKET_PUBLISHER_H_
 #define SERVER_COLLECTIVE_BUCKET_PUBLISHER_H_
 
-#include <cstddef>
 #include <memory>
-#include <span>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -34,7 +32,6 @@ class BucketPublisher final : public BucketOperation {
   BucketPublisher(Context* context, BucketId bucket);
 
   absl::Status MakeBatch();
-  std::span<std::byte> BytesOf(const layout::Shard& shard) const;
 
   Context* const context_;
   const BucketId bucket_;

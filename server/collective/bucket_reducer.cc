@@ -113,6 +113,7 @@ std::vector<BatchPipeline::Run> BucketReducer::SumTasks(size_t batch) {
         for (const layout::Piece& piece : chunk.pieces) {
           SumPiece(thread, owner, batch, piece);
         }
+        return absl::OkStatus();
       });
     }
   }
@@ -128,6 +129,7 @@ std::vector<BatchPipeline::Run> BucketReducer::FinishTasks(size_t batch) {
       for (const layout::Piece& piece : own_.chunks[i].pieces) {
         FinishPiece(thread, batch, piece, &results_[i]);
       }
+      return absl::OkStatus();
     });
   }
   return tasks;

@@ -22,6 +22,7 @@ constexpr CodecEntry kEntries[] = {
     {layout::CodecId::kNone, AsItIs},
     {layout::CodecId::kInt8, InBlocks},
     {layout::CodecId::kInt4, InBlocks},
+    {layout::CodecId::kInt2, InBlocks},
 };
 
 }  // namespace

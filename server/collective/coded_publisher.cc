@@ -6,34 +6,39 @@
 
 namespace ballast::collective {
 
-int64_t CodedPublisher::WindowBytes(const Context& context, BucketId bucket) {
+int64_t CodedPublisher::WindowBytes(const Context& context,
+                                    const ChunkCoder& coder, BucketId bucket) {
   int64_t bytes = 0;
   for (const layout::Shard& shard : context.bucket(bucket).shards) {
-    bytes += PlanSlice(shard, context.weight_codecs).bytes;
+    bytes +=
+        PlanSlice(shard, context.weight_codecs, coder.header_bytes()).bytes;
   }
   return bytes;
 }
 
 absl::StatusOr<std::unique_ptr<CodedPublisher>> CodedPublisher::Create(
-    Context* context, BucketId bucket, std::span<std::byte> window) {
+    Context* context, const ChunkCoder* coder, BucketId bucket,
+    std::span<std::byte> window) {
   auto publisher = std::unique_ptr<CodedPublisher>(
-      new CodedPublisher(context, bucket, window));
+      new CodedPublisher(context, coder, bucket, window));
   for (size_t batch = 0; batch < publisher->cut_[0].size(); ++batch) {
     RETURN_IF_ERROR(publisher->MakeBatch(batch));
   }
   return publisher;
 }
 
-CodedPublisher::CodedPublisher(Context* context, BucketId bucket,
-                               std::span<std::byte> window)
+CodedPublisher::CodedPublisher(Context* context, const ChunkCoder* coder,
+                               BucketId bucket, std::span<std::byte> window)
     : context_(context),
+      coder_(coder),
       bucket_(context->bucket(bucket)),
       cut_(CutCodedBatches(bucket_, context->weight_codecs,
-                           context->parts.batch_bytes)),
+                           context->parts.batch_bytes, coder->header_bytes())),
       encode_errors_(context->own_shard(bucket).chunks.size()),
       pipeline_(context, [this] { Report(); }) {
   for (const layout::Shard& shard : bucket_.shards) {
-    slices_.push_back(PlanSlice(shard, context->weight_codecs));
+    slices_.push_back(
+        PlanSlice(shard, context->weight_codecs, coder->header_bytes()));
     bytes_.push_back(window.data());
     window = window.subspan(slices_.back().bytes);
   }
@@ -69,8 +74,11 @@ std::vector<BatchPipeline::Run> CodedPublisher::EncodeTasks(size_t batch) {
   const Batch& own = cut_[self][batch];
   for (size_t i = own.first_chunk; i < own.end_chunk; ++i) {
     tasks.emplace_back([this, self, i](int thread) {
-      EncodeChunk(thread, slices_[self].chunks[i].runs, bytes_[self],
-                  &encode_errors_[i]);
+      encode_errors_[i] = {};
+      const ChunkId id{bucket_.id, context_->parts.node, i};
+      return coder_->Encode(thread, pipeline_.step(), id,
+                            slices_[self].chunks[i], bytes_[self],
+                            &encode_errors_[i]);
     });
   }
   return tasks;
@@ -82,12 +90,12 @@ std::vector<BatchPipeline::Run> CodedPublisher::DecodeTasks(size_t batch) {
   for (const layout::Shard& shard : bucket_.shards) {
     const int owner = shard.owner.value();
     if (owner == self) continue;
-    for (const CodedChunk& chunk :
-         slices_[owner].ChunksOf(cut_[owner][batch])) {
-      tasks.emplace_back([this, owner, &chunk](int thread) {
-        for (const CodedRun& coded : chunk.runs) {
-          DecodeRun(thread, coded, bytes_[owner]);
-        }
+    const Batch& cut = cut_[owner][batch];
+    for (size_t i = cut.first_chunk; i < cut.end_chunk; ++i) {
+      tasks.emplace_back([this, owner, i](int thread) {
+        const ChunkId id{bucket_.id, NodeRank(owner), i};
+        return coder_->Decode(thread, pipeline_.step(), id,
+                              slices_[owner].chunks[i], bytes_[owner]);
       });
     }
   }
@@ -98,31 +106,6 @@ void CodedPublisher::Report() {
   errors_ = {};
   for (const ErrorSums& errors : encode_errors_) errors_.Add(errors);
   context_->observer->OnBucketPublished(bucket_.id);
-}
-
-void CodedPublisher::EncodeChunk(int thread, std::span<const CodedRun> runs,
-                                 std::byte* slice, ErrorSums* errors) {
-  *errors = {};
-  const Parts& parts = context_->parts;
-  for (const CodedRun& coded : runs) {
-    const float* const master = parts.master.data() + coded.piece->state_offset;
-    // After the encodings of the nodes' gradients.
-    const Run run = context_->RunOf(coded, pipeline_.step(),
-                                    parts.layout->topology().num_nodes);
-    coded.codec->Encode(run, master, slice + coded.offset);
-    errors->Add(Sample(*coded.codec, run, master));
-    DecodeRun(thread, coded, slice);
-  }
-}
-
-void CodedPublisher::DecodeRun(int thread, const CodedRun& coded,
-                               const std::byte* slice) {
-  const layout::Piece& piece = *coded.piece;
-  std::byte* const weights = context_->WeightsOf(piece);
-  float* const decoded = context_->threads[thread].scratch.data();
-  coded.codec->Decode(piece.size(), slice + coded.offset, decoded);
-  context_->parts.kernels->cast(decoded, context_->dtype(piece), piece.size(),
-                                weights);
 }
 
 }  // namespace ballast::collective

@@ -25,6 +25,7 @@
 #include "server/collective/batch_cut.h"
 #include "server/collective/batch_pipeline.h"
 #include "server/collective/bucket_operation.h"
+#include "server/collective/chunk_coder.h"
 #include "server/collective/coded_slice.h"
 #include "server/collective/context.h"
 #include "server/collective/error_sums.h"
@@ -34,17 +35,20 @@ namespace ballast::collective {
 
 class CodedPublisher final : public BucketOperation {
  public:
-  static int64_t WindowBytes(const Context& context, BucketId bucket);
+  static int64_t WindowBytes(const Context& context, const ChunkCoder& coder,
+                             BucketId bucket);
 
   // `window` is in use from Start to the report, or to Cancel and an idle gate.
+  // The coder outlives the publisher.
   static absl::StatusOr<std::unique_ptr<CodedPublisher>> Create(
-      Context* context, BucketId bucket, std::span<std::byte> window);
+      Context* context, const ChunkCoder* coder, BucketId bucket,
+      std::span<std::byte> window);
 
   BatchPipeline* pipeline() override { return &pipeline_; }
   ErrorSums errors() const override { return errors_; }
 
  private:
-  CodedPublisher(Context* context, BucketId bucket,
+  CodedPublisher(Context* context, const ChunkCoder* coder, BucketId bucket,
                  std::span<std::byte> window);
 
   absl::Status MakeBatch(size_t batch);
@@ -52,12 +56,8 @@ class CodedPublisher final : public BucketOperation {
   std::vector<BatchPipeline::Run> DecodeTasks(size_t batch);
   void Report();
 
-  // On pool threads.
-  void EncodeChunk(int thread, std::span<const CodedRun> runs, std::byte* slice,
-                   ErrorSums* errors);
-  void DecodeRun(int thread, const CodedRun& coded, const std::byte* slice);
-
   Context* const context_;
+  const ChunkCoder* const coder_;
   const layout::Bucket& bucket_;
   const BatchCut cut_;
   std::vector<CodedSlice> slices_;        // by owner

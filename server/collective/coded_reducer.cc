@@ -86,6 +86,7 @@ std::vector<BatchPipeline::Run> CodedReducer::EncodeTasks(size_t batch) {
       tasks.emplace_back([this, owner, i](int thread) {
         EncodeChunk(thread, slices_[owner].chunks[i].runs,
                     contributions_[owner], &encode_errors_[owner][i]);
+        return absl::OkStatus();
       });
     }
   }
@@ -99,6 +100,7 @@ std::vector<BatchPipeline::Run> CodedReducer::FinishTasks(size_t batch) {
   for (size_t i = own.first_chunk; i < own.end_chunk; ++i) {
     tasks.emplace_back([this, self, i](int) {
       FinishChunk(slices_[self].chunks[i].runs, &finish_results_[i]);
+      return absl::OkStatus();
     });
   }
   return tasks;

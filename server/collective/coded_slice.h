@@ -2,9 +2,11 @@
 // piece of a chunk, one after the other, each at a multiple of 16 bytes. The
 // same on every node.
 //
-//   chunk 0                    chunk 1
-//   | a[0, 4096) | b[0, 300) | | c[0, 2048) | …     codecs by tensor
-//   chunks[0].offset           chunks[1].offset
+//   chunk 0                             chunk 1
+//   | header | a[0, 4096) | b[0, 300) | | header | c[0, 2048) | …
+//   chunks[0].offset                    chunks[1].offset
+//
+// Codecs by tensor; headers of 0 or 16 bytes (chunk_coder.h).
 //
 // Threading: plain values; immutable once planned.
 #ifndef SERVER_COLLECTIVE_CODED_SLICE_H_
@@ -31,7 +33,7 @@ struct CodedChunk {
   std::vector<CodedRun> runs;
   int64_t offset = 0;  // bytes, in the slice
   int64_t bytes = 0;
-  uint64_t payload = 0;  // without alignment
+  uint64_t payload = 0;  // without alignment and header
 };
 
 struct CodedSlice {
@@ -54,11 +56,13 @@ struct CodedSlice {
 using Codecs = std::vector<std::unique_ptr<Codec>>;  // by tensor
 
 // The shard and the codecs outlive the slice.
-inline CodedSlice PlanSlice(const layout::Shard& shard, const Codecs& codecs) {
+inline CodedSlice PlanSlice(const layout::Shard& shard, const Codecs& codecs,
+                            int64_t header_bytes = 0) {
   CodedSlice slice;
   for (const layout::Chunk& chunk : shard.chunks) {
     CodedChunk& coded = slice.chunks.emplace_back();
     coded.offset = slice.bytes;
+    coded.bytes = header_bytes;
     for (const layout::Piece& piece : chunk.pieces) {
       const Codec* const codec = codecs[piece.tensor.value()].get();
       coded.runs.push_back({&piece, codec, coded.offset + coded.bytes});
@@ -78,9 +82,10 @@ inline uint64_t PayloadOf(std::span<const CodedChunk> chunks) {
 
 // By what the chunks take when encoded.
 inline BatchCut CutCodedBatches(const layout::Bucket& bucket,
-                                const Codecs& codecs, int64_t batch_bytes) {
-  const auto encoded_bytes = [&codecs](const layout::Chunk& chunk) {
-    int64_t bytes = 0;
+                                const Codecs& codecs, int64_t batch_bytes,
+                                int64_t header_bytes = 0) {
+  const auto encoded_bytes = [&](const layout::Chunk& chunk) {
+    int64_t bytes = header_bytes;
     for (const layout::Piece& piece : chunk.pieces) {
       bytes += codecs[piece.tensor.value()]->EncodedBytes(piece.size());
     }

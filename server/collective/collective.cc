@@ -14,12 +14,15 @@
 #include "server/collective/bucket_operation.h"
 #include "server/collective/bucket_publisher.h"
 #include "server/collective/bucket_reducer.h"
+#include "server/collective/chunk_coder.h"
 #include "server/collective/codec_registry.h"
 #include "server/collective/coded_publisher.h"
 #include "server/collective/coded_reducer.h"
 #include "server/collective/context.h"
 #include "server/collective/error_sums.h"
 #include "server/collective/reduce_order.h"
+#include "server/collective/resync.h"
+#include "server/collective/windows.h"
 
 namespace ballast::collective {
 namespace {
@@ -57,6 +60,10 @@ absl::Status CheckParts(const Parts& parts) {
                      " elements for quantized weights; the layout has ",
                      layout.state_elements(parts.node)));
   }
+  if (parts.plan != nullptr && parts.plan->codes_deltas() &&
+      parts.published == nullptr) {
+    return absl::InvalidArgumentError("deltas of weights, and no checksums");
+  }
   if (parts.buckets_in_flight < 1 || parts.batch_bytes < 1) {
     return absl::InvalidArgumentError(absl::StrCat(
         "buckets_in_flight is ", parts.buckets_in_flight, ", batch_bytes ",
@@ -68,49 +75,6 @@ absl::Status CheckParts(const Parts& parts) {
   }
   return absl::OkStatus();
 }
-
-// The longest piece of a chunk.
-int64_t LongestRun(const layout::Layout& layout) {
-  int64_t longest = 0;
-  for (const layout::Bucket& bucket : layout.buckets()) {
-    for (const layout::Shard& shard : bucket.shards) {
-      for (const layout::Chunk& chunk : shard.chunks) {
-        for (const layout::Piece& piece : chunk.pieces) {
-          longest = std::max(longest, piece.size());
-        }
-      }
-    }
-  }
-  return longest;
-}
-
-constexpr int64_t PadBytes(int64_t bytes) {
-  const auto alignment = static_cast<int64_t>(layout::kAlignment);
-  return (bytes + alignment - 1) / alignment * alignment;
-}
-
-// Equal windows in one buffer; bucket b uses window b mod their number.
-class Windows {
- public:
-  absl::Status Allocate(device::Device* device, int num_windows, int64_t bytes,
-                        std::string_view what) {
-    num_windows_ = num_windows;
-    window_bytes_ = PadBytes(std::max<int64_t>(bytes, 1));
-    ASSIGN_OR_RETURN(
-        buffer_, device->AllocatePrivate(num_windows * window_bytes_, what));
-    return absl::OkStatus();
-  }
-  std::span<std::byte> Of(BucketId bucket) const {
-    if (buffer_ == nullptr) return {};
-    return buffer_->bytes().subspan(
-        bucket.value() % num_windows_ * window_bytes_, window_bytes_);
-  }
-
- private:
-  int num_windows_ = 0;
-  int64_t window_bytes_ = 0;
-  std::unique_ptr<device::PrivateBuffer> buffer_;
-};
 
 std::span<float> AsFloats(std::span<std::byte> bytes) {
   return {reinterpret_cast<float*>(bytes.data()), bytes.size() / sizeof(float)};
@@ -138,6 +102,8 @@ class HierarchicalCollective final : public Collective,
       MakeCodecs(&context_.weight_codecs, [](const auto& codecs, auto dtype) {
         return std::pair(codecs.weights, dtype);
       });
+      coder_ = codes_deltas() ? MakeDeltaCoder(&context_)
+                              : MakeValueCoder(&context_);
     }
     if (has_peers()) RETURN_IF_ERROR(AllocateWindows());
     for (const layout::Bucket& bucket : context_.parts.layout->buckets()) {
@@ -145,6 +111,12 @@ class HierarchicalCollective final : public Collective,
       reducers_.push_back(std::move(reducer));
       ASSIGN_OR_RETURN(auto publisher, MakePublisher(bucket.id));
       publishers_.push_back(std::move(publisher));
+      if (!codes_deltas()) continue;
+      ASSIGN_OR_RETURN(
+          auto resync,
+          Resync::Create(&context_, bucket.id,
+                         resync_windows_.Of(ResyncTurn(bucket.id))));
+      resyncs_.push_back(std::move(resync));
     }
     return absl::OkStatus();
   }
@@ -192,11 +164,24 @@ class HierarchicalCollective final : public Collective,
         counts.payload_sent += operation->pipeline()->payload_sent();
       }
     }
+    for (const auto& resync : resyncs_) {
+      resync->pipeline()->ForEachExchange(
+          [&counts](const transport::Exchange& exchange) {
+            counts.resync_sent += exchange.counters().wire_sent;
+            counts.resync_received += exchange.counters().wire_received;
+          });
+    }
     for (const auto& exchange : broadcast_.exchanges()) {
       counts.broadcast_sent += exchange->counters().wire_sent;
       counts.broadcast_received += exchange->counters().wire_received;
     }
     return counts;
+  }
+
+  PublishedState published() const override {
+    if (!codes_deltas()) return {};
+    return {.digest = context_.parts.published->digest(),
+            .faults = context_.parts.published->faults()};
   }
 
   double RelativeError() const override {
@@ -223,6 +208,20 @@ class HierarchicalCollective final : public Collective,
     const layout::ExchangePlan* const plan = context_.parts.plan;
     return plan != nullptr && plan->quantizes_weights();
   }
+  bool codes_deltas() const {
+    return codes_weights() && context_.parts.plan->codes_deltas();
+  }
+  int64_t resync_steps() const {
+    return context_.parts.plan->policy().resync_every_steps;
+  }
+  // Buckets that are compared in one step lie `resync_steps` apart, and no two
+  // further apart than the windows are on their way: this many at once.
+  int num_resync_windows() const {
+    return static_cast<int>((num_windows_ - 1) / resync_steps()) + 1;
+  }
+  int ResyncTurn(BucketId bucket) const {
+    return static_cast<int>(bucket.value() / resync_steps());
+  }
   CollectiveObserver* observer() const { return context_.parts.observer; }
 
   // `choose` gives the codec's parameters, and what elements are without.
@@ -242,6 +241,7 @@ class HierarchicalCollective final : public Collective,
     const Parts& parts = context_.parts;
     int64_t reduce_bytes = 0;
     int64_t publish_bytes = 0;
+    int64_t resync_bytes = 0;
     for (const layout::Bucket& bucket : parts.layout->buckets()) {
       reduce_bytes = std::max<int64_t>(
           reduce_bytes,
@@ -250,8 +250,11 @@ class HierarchicalCollective final : public Collective,
               : BucketReducer::WindowElements(context_, bucket.id) *
                     sizeof(float));
       if (!codes_weights()) continue;
-      publish_bytes = std::max(
-          publish_bytes, CodedPublisher::WindowBytes(context_, bucket.id));
+      publish_bytes =
+          std::max(publish_bytes,
+                   CodedPublisher::WindowBytes(context_, *coder_, bucket.id));
+      resync_bytes =
+          std::max(resync_bytes, Resync::WindowBytes(context_, bucket.id));
     }
     RETURN_IF_ERROR(
         reduce_windows_.Allocate(parts.device, num_windows_, reduce_bytes,
@@ -261,22 +264,36 @@ class HierarchicalCollective final : public Collective,
                                                 publish_bytes,
                                                 "windows of encoded weights"));
     }
+    if (codes_deltas()) {
+      RETURN_IF_ERROR(resync_windows_.Allocate(
+          parts.device, num_resync_windows(), resync_bytes,
+          "windows of published weights to compare"));
+    }
     if (!codes_gradients() && !codes_weights()) return absl::OkStatus();
-    const int64_t run = PadBytes(LongestRun(*parts.layout) * sizeof(float));
-    ASSIGN_OR_RETURN(scratch_,
-                     parts.device->AllocatePrivate(
-                         std::max<int64_t>(1, run) * context_.threads.size(),
-                         "runs before they are encoded"));
-    for (size_t i = 0; i < context_.threads.size(); ++i) {
-      context_.threads[i].scratch =
-          AsFloats(scratch_->bytes().subspan(i * run, run));
+    return AllocateScratch();
+  }
+
+  absl::Status AllocateScratch() {
+    const Parts& parts = context_.parts;
+    const LongestChunk longest = FindLongestChunk(*parts.layout);
+    const int64_t run = PadBytes(longest.run * sizeof(float));
+    const int64_t chunk = codes_deltas() ? longest.chunk_bytes : 0;
+    ASSIGN_OR_RETURN(scratch_, parts.device->AllocatePrivate(
+                                   std::max<int64_t>(1, run + chunk) *
+                                       context_.threads.size(),
+                                   "runs before they are encoded"));
+    std::span<std::byte> rest = scratch_->bytes();
+    for (ThreadPointers& thread : context_.threads) {
+      thread.scratch = AsFloats(rest.first(run));
+      thread.chunk = rest.subspan(run, chunk);
+      rest = rest.subspan(run + chunk);
     }
     return absl::OkStatus();
   }
 
   absl::StatusOr<std::unique_ptr<BucketOperation>> MakeReducer(
       BucketId bucket) {
-    const std::span<std::byte> window = reduce_windows_.Of(bucket);
+    const std::span<std::byte> window = reduce_windows_.Of(bucket.value());
     if (codes_gradients()) {
       return CodedReducer::Create(&context_, bucket, window);
     }
@@ -286,8 +303,8 @@ class HierarchicalCollective final : public Collective,
   absl::StatusOr<std::unique_ptr<BucketOperation>> MakePublisher(
       BucketId bucket) {
     if (codes_weights()) {
-      return CodedPublisher::Create(&context_, bucket,
-                                    publish_windows_.Of(bucket));
+      return CodedPublisher::Create(&context_, coder_.get(), bucket,
+                                    publish_windows_.Of(bucket.value()));
     }
     return BucketPublisher::Create(&context_, bucket);
   }
@@ -303,7 +320,7 @@ class HierarchicalCollective final : public Collective,
   // task that ends is heard of.
   void Stop() {
     context_.gate.Shut();
-    for (const auto* operations : {&reducers_, &publishers_}) {
+    for (const auto* operations : {&reducers_, &publishers_, &resyncs_}) {
       for (const auto& operation : *operations) operation->pipeline()->Cancel();
     }
     broadcast_.Cancel();
@@ -324,6 +341,21 @@ class HierarchicalCollective final : public Collective,
   }
 
   void OnBucketPublished(BucketId bucket) override {
+    const Step step = publishers_[bucket.value()]->pipeline()->step();
+    if (codes_deltas() &&
+        Resync::IsDue(context_.parts.plan->policy(), bucket, step)) {
+      const absl::Status begun =
+          resyncs_[bucket.value()]->pipeline()->Start(step);
+      if (!begun.ok()) OnOperationFailed(begun);
+      return;
+    }
+    Finish(bucket);
+  }
+
+  void OnBucketCompared(BucketId bucket) override { Finish(bucket); }
+
+  void Finish(BucketId bucket) {
+    if (codes_deltas()) context_.parts.published->Seal(bucket);
     if (codes_weights()) {
       publish_order_.Leave(bucket);
       Enter(&publish_order_, publishers_);
@@ -346,9 +378,12 @@ class HierarchicalCollective final : public Collective,
   ReduceOrder publish_order_;  // of encoded weights; else each has its place
   Windows reduce_windows_;     // outlive the exchanges
   Windows publish_windows_;
+  Windows resync_windows_;
+  std::unique_ptr<ChunkCoder> coder_;  // null: weights go as they are
   std::unique_ptr<device::PrivateBuffer> scratch_;
   Operations reducers_;  // per bucket
   Operations publishers_;
+  Operations resyncs_;  // delta mode only
   Broadcast broadcast_;
   absl::Status failure_;  // of a Start call, on its way to the observer
   EmptyTask fail_;

@@ -28,7 +28,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/base/ids.h"
-#include "server/collective/parts.h"  // IWYU pragma: export
+#include "server/collective/parts.h"             // IWYU pragma: export
+#include "server/collective/published_chunks.h"  // IWYU pragma: export
 
 namespace ballast::collective {
 
@@ -39,6 +40,12 @@ class CollectiveObserver {
   virtual void OnPublished(BucketId bucket) = 0;
   virtual void OnBroadcast() = 0;
   virtual void OnFailed(absl::Status status) = 0;
+};
+
+// Of the weights that this node shows, in delta mode; zeros otherwise.
+struct PublishedState {
+  uint64_t digest = 0;        // of the version, if no bucket is on its way
+  ChunkFaultCounts faults{};  // since the job's start
 };
 
 class Collective {
@@ -60,6 +67,8 @@ class Collective {
   virtual void Cancel(absl::AnyInvocable<void() &&> done) = 0;
 
   virtual ByteCounts byte_counts() const = 0;  // since Create
+
+  virtual PublishedState published() const = 0;
 
   // Of what this node encoded for the last step (sampled, L2), gradients or
   // weights, whichever is worse; 0 if nothing is quantized.

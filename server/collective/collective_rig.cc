@@ -189,6 +189,7 @@ Parts Rig::PartsOf(int rank) {
           .state_gradient = node.state_gradient,
           .plan = &plan_,
           .master = node.master,
+          .published = node.published.get(),
           .buckets_in_flight = options_.buckets_in_flight,
           .batch_bytes = options_.batch_bytes,
           .observer = &node.observer};
@@ -198,6 +199,11 @@ void Rig::CreateAll(Generation generation) {
   for (size_t rank = 0; rank < nodes_.size(); ++rank) {
     nodes_[rank].collective.reset();
     nodes_[rank].observer = {};
+    if (nodes_[rank].published == nullptr) {
+      nodes_[rank].published = std::make_unique<PublishedChunks>(&layout_);
+      nodes_[rank].published->Initialize(nodes_[rank].weights,
+                                         WeightVersion(0));
+    }
     auto collective = Collective::Create(PartsOf(rank), generation);
     ASSERT_THAT(collective, base::IsOk());
     nodes_[rank].collective = *std::move(collective);

@@ -117,6 +117,8 @@ class Rig {
   Collective* collective(int node) { return nodes_[node].collective.get(); }
   std::vector<std::byte>& weights(int node) { return nodes_[node].weights; }
   std::vector<float>& master(int node) { return nodes_[node].master; }
+  // Of weights as they are when the first collectives are made.
+  PublishedChunks& published(int node) { return *nodes_[node].published; }
   const layout::ExchangePlan& plan() const { return plan_; }
   std::vector<float>& state_gradient(int node) {
     return nodes_[node].state_gradient;
@@ -154,6 +156,7 @@ class Rig {
     std::vector<std::byte> weights;
     std::vector<float> state_gradient;
     std::vector<float> master;  // of "noise", its padding poisoned
+    std::unique_ptr<PublishedChunks> published;
     RecordingObserver observer;
     std::unique_ptr<Collective> collective;
   };

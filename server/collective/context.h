@@ -26,6 +26,11 @@
 
 namespace ballast::collective {
 
+constexpr int64_t PadBytes(int64_t bytes) {
+  const auto alignment = static_cast<int64_t>(layout::kAlignment);
+  return (bytes + alignment - 1) / alignment * alignment;
+}
+
 // How operations report; the collective hands it on. Control thread, never
 // from inside a call of theirs.
 class OperationObserver {
@@ -33,6 +38,7 @@ class OperationObserver {
   virtual ~OperationObserver() = default;
   virtual void OnBucketReduced(BucketId bucket, const Reduced& reduced) = 0;
   virtual void OnBucketPublished(BucketId bucket) = 0;
+  virtual void OnBucketCompared(BucketId bucket) = 0;
   virtual void OnAllBroadcast() = 0;
   virtual void OnOperationFailed(const absl::Status& status) = 0;
 };
@@ -43,6 +49,7 @@ struct ThreadPointers {
   std::vector<const void*> sources;  // local ranks
   std::vector<const float*> sums;    // all subtrees
   std::span<float> scratch;          // of one run, if anything is quantized
+  std::span<std::byte> chunk;        // published, if deltas are encoded
 };
 
 struct Context {
@@ -89,6 +96,20 @@ struct Context {
     return parts.weights.data() +
            parts.layout->place(piece.tensor).weight_offset +
            piece.begin * kernels::SizeOf(dtype(piece));
+  }
+  // A shard is one range of the segment, the gaps between tensors included.
+  std::span<std::byte> WeightsOf(const layout::Shard& shard) const {
+    if (shard.pieces.empty()) return {};
+    const layout::Piece& last = shard.pieces.back();
+    return {WeightsOf(shard.pieces.front()),
+            WeightsOf(last) + last.size() * kernels::SizeOf(dtype(last))};
+  }
+  const float* MasterOf(const layout::Piece& piece) const {
+    return parts.master.data() + piece.state_offset;
+  }
+  // After the encodings of the nodes' gradients.
+  Run WeightRunOf(const CodedRun& coded, Step step) const {
+    return RunOf(coded, step, parts.layout->topology().num_nodes);
   }
   Run RunOf(const CodedRun& coded, Step step, int hop) const {
     Run run{.first = coded.piece->begin, .count = coded.piece->size()};

@@ -18,7 +18,8 @@ double ErrorSums::Relative() const {
   return value2 > 0 ? std::sqrt(error2 / value2) : 0;
 }
 
-ErrorSums Sample(const Codec& codec, const Run& run, const float* values) {
+ErrorSums Sample(const Codec& codec, const Run& run, const float* values,
+                 const float* whole) {
   alignas(64) std::array<std::byte, kMaxCellBytes> bytes;
   alignas(64) std::array<float, kernels::kCellElements> decoded;
   Run cell = run;
@@ -33,7 +34,7 @@ ErrorSums Sample(const Codec& codec, const Run& run, const float* values) {
     const double value = values[i];
     const double error = codec.traits().is_exact ? 0 : decoded[i] - value;
     sums.error2 += error * error;
-    sums.value2 += value * value;
+    sums.value2 += static_cast<double>(whole[i]) * whole[i];
   }
   const bool is_finite =
       std::isfinite(sums.error2) && std::isfinite(sums.value2);

@@ -23,8 +23,15 @@ struct ErrorSums {
   bool operator==(const ErrorSums&) const = default;
 };
 
-// A sample that is not finite counts as nothing: the step will be skipped.
-ErrorSums Sample(const Codec& codec, const Run& run, const float* values);
+// Of the encoding of `values`, beside the magnitude of `whole` (of deltas: what
+// they are the last part of). A sample that is not finite counts as nothing:
+// the step will be skipped.
+ErrorSums Sample(const Codec& codec, const Run& run, const float* values,
+                 const float* whole);
+inline ErrorSums Sample(const Codec& codec, const Run& run,
+                        const float* values) {
+  return Sample(codec, run, values, values);
+}
 
 }  // namespace ballast::collective
 

@@ -19,12 +19,14 @@
 namespace ballast::collective {
 
 class CollectiveObserver;
+class PublishedChunks;
 
 // Phases of exchanges, on the wire: in the low byte, the batch of the bucket
 // above it (batch_cut.h).
 inline constexpr uint32_t kReducePhase = 2;
 inline constexpr uint32_t kPublishPhase = 3;
 inline constexpr uint32_t kBroadcastPhase = 4;
+inline constexpr uint32_t kResyncPhase = 5;
 
 constexpr uint32_t PhaseOnWire(uint32_t phase, size_t batch) {
   return phase | static_cast<uint32_t>(batch) << 8;
@@ -51,6 +53,9 @@ struct ByteCounts {
   // Of the broadcast at start-up, with headers; not part of the others.
   uint64_t broadcast_sent = 0;
   uint64_t broadcast_received = 0;
+  // Of published bits that were only compared (delta mode); likewise.
+  uint64_t resync_sent = 0;
+  uint64_t resync_received = 0;
 };
 
 struct Parts {
@@ -68,6 +73,9 @@ struct Parts {
   // if it quantizes weights.
   const layout::ExchangePlan* plan = nullptr;
   std::span<const float> master = {};
+  // Where the plan encodes deltas: of the weights as they are, and kept from
+  // generation to generation.
+  PublishedChunks* published = nullptr;
   int buckets_in_flight = 8;
   // What a batch of a bucket takes at least, if the bucket has as much; the
   // same on every node. A message's header is 112 bytes, and a part costs

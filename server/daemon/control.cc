@@ -27,7 +27,7 @@ v1::GetServerInfoReply Control::ServerInfo() {
   for (const char* name : {"sgd", "adam", "adamw", "lion", "adagrad"}) {
     reply.add_optimizers(name);
   }
-  for (const char* name : {"exact", "zeropp"}) {
+  for (const char* name : {"exact", "zeropp", "delta4", "delta2"}) {
     reply.add_exchange_presets(name);
   }
   for (const char* name : {"float32", "bfloat16", "float16"}) {

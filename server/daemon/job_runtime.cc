@@ -78,6 +78,9 @@ absl::Status JobRuntime::Initialize() {
   ASSIGN_OR_RETURN(const layout::ExchangePolicy policy,
                    layout::ParsePolicy(spec.exchange));
   plan_ = std::make_unique<layout::ExchangePlan>(policy, layout);
+  if (plan_->codes_deltas()) {
+    published_ = std::make_unique<collective::PublishedChunks>(&layout);
+  }
   ASSIGN_OR_RETURN(state_, optimizer::ShardState::Create(
                                parts_.device, layout, node, spec.optimizer,
                                AnyMomentum(spec.groups)));
@@ -249,6 +252,10 @@ void JobRuntime::OnBroadcast() {
 void JobRuntime::StartFirst() {
   has_started_ = true;
   optimizer_->InitializeFromWeights();
+  if (published_ != nullptr) {
+    published_->Initialize(parts_.job->weights(),
+                           WeightVersion(first_step_.value() - 1));
+  }
   engine_->Start(generation_, first_step_, collective_.get());
 }
 
@@ -318,6 +325,7 @@ absl::Status JobRuntime::MakeCollective(Generation generation) {
   parts.state_gradient = state_->gradient();
   parts.plan = plan_.get();
   parts.master = state_->master();
+  parts.published = published_.get();
   parts.buckets_in_flight = parts_.buckets_in_flight;
   parts.batch_bytes = parts_.batch_bytes;
   parts.observer = this;

@@ -30,6 +30,7 @@
 #include "server/base/executor.h"
 #include "server/base/ids.h"
 #include "server/collective/collective.h"
+#include "server/collective/published_chunks.h"
 #include "server/daemon/job_peers.h"
 #include "server/daemon/peer_plane.h"
 #include "server/device/device.h"
@@ -154,6 +155,8 @@ class JobRuntime final : public session::JobObserver,
   const JobRuntimeParts parts_;
   const int num_nodes_;
   std::unique_ptr<layout::ExchangePlan> plan_;
+  // Null but in delta mode.
+  std::unique_ptr<collective::PublishedChunks> published_;
   std::unique_ptr<optimizer::ShardState> state_;
   std::unique_ptr<optimizer::Optimizer> optimizer_;
   std::unique_ptr<engine::JobEngine> engine_;

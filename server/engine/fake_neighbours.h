@@ -89,9 +89,11 @@ class FakeCollective final : public collective::Collective {
     std::move(done)();
   }
   collective::ByteCounts byte_counts() const override { return bytes; }
+  collective::PublishedState published() const override { return state; }
   double RelativeError() const override { return relative_error; }
 
   collective::ByteCounts bytes;
+  collective::PublishedState state;
   double relative_error = 0;
 
  private:

@@ -154,6 +154,7 @@ class JobEngineImpl final : public JobEngine {
   void OnBroadcast() override { Stray(); }
 
   void OnFailed(absl::Status status) override {
+    if (collective_ != nullptr) TakeBytes();
     Fail(absl::Status(status.code(), absl::StrCat("node ", parts_.node.value(),
                                                   " cannot exchange buckets: ",
                                                   status.message())));
@@ -237,6 +238,7 @@ class JobEngineImpl final : public JobEngine {
   v1::Vote MakeVote() const {
     v1::Vote vote;
     vote.set_step(open_->step.value());
+    vote.set_published_digest(collective_->published().digest);
     const absl::Status agreement = contributions_.Agreement();
     if (!agreement.ok()) {
       vote.set_refusal_code(static_cast<int>(agreement.code()));
@@ -341,6 +343,9 @@ class JobEngineImpl final : public JobEngine {
     metrics_.OnBroadcast(
         now.broadcast_sent - bytes_taken_.broadcast_sent,
         now.broadcast_received - bytes_taken_.broadcast_received);
+    metrics_.OnResync(now.resync_sent - bytes_taken_.resync_sent,
+                      now.resync_received - bytes_taken_.resync_received);
+    metrics_.OnChunkFaults(collective_->published().faults);
     bytes_taken_ = now;
   }
 

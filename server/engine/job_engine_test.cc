@@ -169,6 +169,14 @@ TEST_F(JobEngineTest, VotesWhenAllIsReducedAndAllInputsAreIn) {
   EXPECT_EQ(sum.ToDouble(), 2);
 }
 
+TEST_F(JobEngineTest, TheVoteSaysWhichWeightsAreShownHere) {  // I2
+  Make(2);
+  collective_.state.digest = 0x123456789;
+  Compute();
+  ASSERT_EQ(members_.votes.size(), 1);
+  EXPECT_EQ(members_.votes[0].published_digest(), 0x123456789);
+}
+
 TEST_F(JobEngineTest, NothingIsUpdatedBeforeTheCommit) {
   Make(2);
   Compute();

@@ -8,6 +8,10 @@ using metrics::Family;
 constexpr std::array<std::string_view, kNumStages - 1> kStageNames = {
     "collect", "reduce", "vote", "update", "publish"};
 
+// By collective::ChunkFault.
+constexpr std::array<std::string_view, collective::kNumChunkFaults>
+    kFaultNames = {"copy", "reference", "result", "resync"};
+
 }  // namespace
 
 StepMetrics::StepMetrics(metrics::JobMetrics* job, std::string_view transport)
@@ -26,6 +30,11 @@ StepMetrics::StepMetrics(metrics::JobMetrics* job, std::string_view transport)
   broadcast_sent_ = job->counter(Family::kExchangeBroadcastBytes, {"sent"});
   broadcast_received_ =
       job->counter(Family::kExchangeBroadcastBytes, {"received"});
+  resync_sent_ = job->counter(Family::kExchangeResyncBytes, {"sent"});
+  resync_received_ = job->counter(Family::kExchangeResyncBytes, {"received"});
+  for (size_t i = 0; i < faults_.size(); ++i) {
+    faults_[i] = job->counter(Family::kWeightChunksBad, {kFaultNames[i]});
+  }
   last_committed_ = job->gauge(Family::kStepLastCommitted);
   last_committed_time_ = job->gauge(Family::kStepLastCommittedTimestamp);
   generation_ = job->gauge(Family::kMembershipGeneration);
@@ -49,6 +58,20 @@ void StepMetrics::OnBroadcast(uint64_t sent, uint64_t received) {
   if (job_ == nullptr) return;
   broadcast_sent_->Increment(static_cast<double>(sent));
   broadcast_received_->Increment(static_cast<double>(received));
+}
+
+void StepMetrics::OnResync(uint64_t sent, uint64_t received) {
+  if (job_ == nullptr) return;
+  resync_sent_->Increment(static_cast<double>(sent));
+  resync_received_->Increment(static_cast<double>(received));
+}
+
+void StepMetrics::OnChunkFaults(const collective::ChunkFaultCounts& counts) {
+  if (job_ == nullptr) return;
+  for (size_t i = 0; i < faults_.size(); ++i) {
+    faults_[i]->Increment(static_cast<double>(counts[i] - counted_faults_[i]));
+  }
+  counted_faults_ = counts;
 }
 
 void StepMetrics::OnFinished(const StepSummary& summary, uint64_t pushed,

@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "server/base/ids.h"
+#include "server/collective/collective.h"
 #include "server/engine/ports.h"
 #include "server/metrics/metrics.h"
 
@@ -24,6 +25,10 @@ class StepMetrics {
   void OnAborted();
   // Bytes of initial weights that went between nodes.
   void OnBroadcast(uint64_t sent, uint64_t received);
+  // Bytes of published weights that were compared with another node's.
+  void OnResync(uint64_t sent, uint64_t received);
+  // Since the job's start.
+  void OnChunkFaults(const collective::ChunkFaultCounts& counts);
   // `pushed`, `published`: bytes of all local ranks' gradients, and of the
   // weights that are visible now.
   void OnFinished(const StepSummary& summary, uint64_t pushed,
@@ -42,6 +47,10 @@ class StepMetrics {
   metrics::Counter* wire_received_ = nullptr;
   metrics::Counter* broadcast_sent_ = nullptr;
   metrics::Counter* broadcast_received_ = nullptr;
+  metrics::Counter* resync_sent_ = nullptr;
+  metrics::Counter* resync_received_ = nullptr;
+  std::array<metrics::Counter*, collective::kNumChunkFaults> faults_{};
+  collective::ChunkFaultCounts counted_faults_{};
   metrics::Gauge* last_committed_ = nullptr;
   metrics::Gauge* last_committed_time_ = nullptr;
   metrics::Gauge* generation_ = nullptr;

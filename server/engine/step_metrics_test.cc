@@ -25,6 +25,20 @@ TEST(StepMetricsTest, InitialWeightsAreCountedApart) {  // I21
   };
   EXPECT_EQ(broadcast("sent"), 8);
   EXPECT_EQ(broadcast("received"), 2);
+  steps.OnResync(5, 6);
+  steps.OnResync(0, 6);
+  EXPECT_EQ(job.counter(Family::kExchangeResyncBytes, {"sent"})->value(), 5);
+  EXPECT_EQ(job.counter(Family::kExchangeResyncBytes, {"received"})->value(),
+            12);
+  steps.OnChunkFaults({1, 0, 0, 2});  // so far
+  steps.OnChunkFaults({1, 0, 3, 2});
+  const auto bad = [&](const char* kind) {
+    return job.counter(Family::kWeightChunksBad, {kind})->value();
+  };
+  EXPECT_EQ(bad("copy"), 1);
+  EXPECT_EQ(bad("reference"), 0);
+  EXPECT_EQ(bad("result"), 3);
+  EXPECT_EQ(bad("resync"), 2);
   EXPECT_EQ(job.counter(Family::kExchangeWireBytes, {"ucx", "sent"})->value(),
             0);
 }

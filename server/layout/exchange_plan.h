@@ -46,6 +46,12 @@ class ExchangePlan {
   bool quantizes_weights() const { return quantizes_weights_; }
   bool quantizes_gradients() const { return quantizes_gradients_; }
 
+  // Weights cross as differences from their published copy: every node keeps
+  // checksums of what it has published.
+  bool codes_deltas() const {
+    return quantizes_weights_ && policy_.weight_mode == WeightMode::kDelta;
+  }
+
   // W and G: what the trainable tensors take when encoded once. A path that
   // quantizes nothing sends the sums of the canonical tree's subtrees instead,
   // one or more per node (PerStep knows); here they count once.

@@ -78,6 +78,10 @@ TEST(ExchangePlanTest, TablesOfTheDesignHold) {  // DESIGN 7.4
   const double model = 2.0 * layout.trainable_elements();
   const ExchangePlan zeropp(*ParsePolicy("zeropp"), layout);
   EXPECT_NEAR(zeropp.Model(layout).total() / model, 0.773, 0.001);
+  const ExchangePlan delta4(*ParsePolicy("delta4"), layout);
+  EXPECT_NEAR(delta4.Model(layout).total() / model, 0.517, 0.0005);
+  const ExchangePlan delta2(*ParsePolicy("delta2"), layout);
+  EXPECT_NEAR(delta2.Model(layout).total() / model, 0.39, 0.002);
   const ExchangePlan exact(*ParsePolicy("exact"), layout);
   EXPECT_NEAR(exact.Model(layout).total() / model, 3, 1e-9);
 }

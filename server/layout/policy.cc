@@ -24,6 +24,7 @@ constexpr CodecRow kCodecs[] = {
     {CodecId::kNone, "none", 0},
     {CodecId::kInt8, "int8", 8},
     {CodecId::kInt4, "int4", 4},
+    {CodecId::kInt2, "int2", 2},
 };
 
 absl::Status Refuse(std::string_view key, std::string_view value,
@@ -43,13 +44,14 @@ void Set(CodecId codec, CodecChoice* choice) {
 absl::StatusOr<CodecId> ParseCodec(std::string_view key,
                                    std::string_view value) {
   for (const CodecRow& row : kCodecs) {
-    if (row.name == value) return row.id;
+    if (row.name != value) continue;
+    if (row.id == CodecId::kInt2 && key != "weights.codec") {
+      return Refuse(key, value,
+                    "which is for deltas of weights only; use int8 or int4");
+    }
+    return row.id;
   }
-  if (value == "int2") {
-    return Refuse(key, value,
-                  "which comes with weights.mode=delta; use int8 or int4");
-  }
-  return Refuse(key, value, "known are none, int8 and int4");
+  return Refuse(key, value, "known are none, int8, int4 and int2");
 }
 
 template <typename T>
@@ -81,7 +83,6 @@ struct FixedKey {
   std::string_view rule;
 };
 constexpr FixedKey kFixedKeys[] = {
-    {"weights.mode", "value", "which comes with delta weights; use value"},
     {"gradients.error_feedback", "false",
      "which comes with residual state; use false"},
     {"secondary_partition", "node",
@@ -113,6 +114,27 @@ absl::Status SetGradientKey(std::string_view key, std::string_view value,
   return absl::OkStatus();
 }
 
+absl::Status SetMode(std::string_view key, std::string_view value,
+                     ExchangePolicy* policy) {
+  if (value != "value" && value != "delta") {
+    return Refuse(key, value, "use value or delta");
+  }
+  policy->weight_mode =
+      value == "delta" ? WeightMode::kDelta : WeightMode::kValue;
+  return absl::OkStatus();
+}
+
+absl::Status SetResync(std::string_view key, std::string_view value,
+                       ExchangePolicy* policy) {
+  const std::string rule =
+      absl::StrCat("use a number of steps from ", kMinResyncSteps, " on");
+  RETURN_IF_ERROR(ParseNumber(key, value, rule, &policy->resync_every_steps));
+  if (policy->resync_every_steps < kMinResyncSteps) {
+    return Refuse(key, value, rule);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status AddOverride(std::string_view pattern, std::string_view value,
                          ExchangePolicy* policy) {
   const std::string key = absl::StrCat("override:", std::string(pattern));
@@ -139,6 +161,10 @@ absl::Status SetKey(std::string_view key, std::string_view value,
     Set(codec, key == "weights.codec" ? &policy->weights : &policy->gradients);
     return absl::OkStatus();
   }
+  if (key == "weights.mode") return SetMode(key, value, policy);
+  if (key == "weights.resync_every_steps") {
+    return SetResync(key, value, policy);
+  }
   if (key == "weights.block") return SetBlock(key, value, &policy->weights);
   if (key == "gradients.block") return SetBlock(key, value, &policy->gradients);
   if (key == "gradients.hadamard" || key == "gradients.range" ||
@@ -156,7 +182,8 @@ absl::Status SetKey(std::string_view key, std::string_view value,
   return absl::InvalidArgumentError(absl::StrCat(
       "exchange: key ", base::Quoted(key),
       " is unknown; known are weights.codec, weights.block, weights.mode, "
-      "gradients.codec, gradients.block, gradients.hadamard, gradients.range, "
+      "weights.resync_every_steps, gradients.codec, gradients.block, "
+      "gradients.hadamard, gradients.range, "
       "gradients.rounding, gradients.error_feedback, secondary_partition, "
       "partition_nodes, max_relative_error, seed, strict and "
       "override:PATTERN"));
@@ -172,14 +199,18 @@ absl::StatusOr<ExchangePolicy> Preset(std::string_view name) {
     return policy;
   }
   if (name == "delta4" || name == "delta2") {
-    return absl::InvalidArgumentError(
-        absl::StrCat("exchange preset ", base::Quoted(name),
-                     " comes with delta weights; use \"exact\" or \"zeropp\""));
+    policy.weights = name == "delta4" ? CodecChoice{CodecId::kInt4, {4, 2048}}
+                                      : CodecChoice{CodecId::kInt2, {2, 2048}};
+    policy.weight_mode = WeightMode::kDelta;
+    policy.gradients = {CodecId::kInt4, {4, 128}};
+    policy.gradients.block.hadamard = kernels::kHadamardElements;
+    policy.opt_out_elements = kPresetOptOutElements;
+    return policy;
   }
   return absl::InvalidArgumentError(absl::StrCat(
       "exchange preset ", base::Quoted(name),
-      " is unknown; this daemon serves \"exact\" and \"zeropp\", and keys as "
-      "in \"zeropp gradients.block=64\""));
+      " is unknown; this daemon serves \"exact\", \"zeropp\", \"delta4\" and "
+      "\"delta2\", and keys as in \"zeropp gradients.block=64\""));
 }
 
 Words Split(std::string_view text) {
@@ -190,6 +221,25 @@ Words Split(std::string_view text) {
     text.remove_prefix(std::min(end + 1, text.size()));
   }
   return words;
+}
+
+// What no key is wrong by itself.
+absl::Status CheckWhole(const ExchangePolicy& policy, const Words& keys) {
+  const bool is_delta = policy.weight_mode == WeightMode::kDelta;
+  if (is_delta && !policy.weights.quantizes()) {
+    return Refuse("weights.mode", "delta",
+                  "but weights.codec is none; use int8, int4 or int2");
+  }
+  if (!is_delta && policy.weights.codec == CodecId::kInt2) {
+    return Refuse("weights.codec", "int2",
+                  "which needs weights.mode=delta; use int8 or int4");
+  }
+  constexpr std::string_view kResync = "weights.resync_every_steps";
+  if (!is_delta && std::ranges::find(keys, kResync) != keys.end()) {
+    return Refuse(kResync, absl::StrCat(policy.resync_every_steps),
+                  "which needs weights.mode=delta");
+  }
+  return absl::OkStatus();
 }
 
 void AddChoice(const CodecChoice& choice, Digest* digest) {
@@ -216,7 +266,8 @@ absl::StatusOr<ExchangePolicy> ParsePolicy(std::string_view text) {
   const Words words = Split(text);
   if (words.empty()) {
     return absl::InvalidArgumentError(
-        "exchange: the policy is empty; use \"exact\" or \"zeropp\"");
+        "exchange: the policy is empty; use \"exact\", \"zeropp\" or "
+        "\"delta4\"");
   }
   size_t next = words[0].find('=') == std::string_view::npos ? 1 : 0;
   ASSIGN_OR_RETURN(ExchangePolicy policy,
@@ -237,6 +288,7 @@ absl::StatusOr<ExchangePolicy> ParsePolicy(std::string_view text) {
     keys.push_back(key);
     RETURN_IF_ERROR(SetKey(key, words[next].substr(equals + 1), &policy));
   }
+  RETURN_IF_ERROR(CheckWhole(policy, keys));
   return policy;
 }
 
@@ -245,6 +297,9 @@ std::string PolicyDigest(const ExchangePolicy& policy) {
   digest.Add("ballast exchange 1");
   AddChoice(policy.weights, &digest);
   AddChoice(policy.gradients, &digest);
+  if (policy.weight_mode == WeightMode::kDelta) {
+    digest.Add("delta 1").Add(policy.resync_every_steps);
+  }
   digest.Add(policy.opt_out_elements);
   digest.Add(static_cast<int64_t>(policy.seed));
   digest.Add(static_cast<int64_t>(policy.overrides.size()));

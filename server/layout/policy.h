@@ -4,6 +4,7 @@
 //   exact
 //   zeropp
 //   zeropp gradients.hadamard=32 override:*.norm.*=none
+//   delta4 weights.resync_every_steps=500
 //   weights.codec=int8 weights.block=256 gradients.codec=int4
 //
 // Words are separated by spaces. The first may be a preset; the others set
@@ -24,7 +25,11 @@
 
 namespace ballast::layout {
 
-enum class CodecId : uint8_t { kNone, kInt8, kInt4 };
+enum class CodecId : uint8_t { kNone, kInt8, kInt4, kInt2 };
+
+// What of the weights a weight codec encodes: the masters themselves, or how
+// far each is from its published copy, so that the error is sent next time.
+enum class WeightMode : uint8_t { kValue, kDelta };
 
 std::string_view Name(CodecId codec);
 
@@ -42,6 +47,8 @@ struct CodecChoice {
 // other small tensors, which are few bytes and matter much.
 inline constexpr int64_t kPresetOptOutElements = 16 << 10;
 inline constexpr int kMaxOverrides = 64;
+inline constexpr int64_t kDefaultResyncSteps = 1000;
+inline constexpr int64_t kMinResyncSteps = 200;
 inline constexpr size_t kMaxPolicyBytes = 8 << 10;
 
 // Tensors whose name matches (* any run, ? one character) take this codec on
@@ -54,7 +61,11 @@ struct CodecOverride {
 };
 
 struct ExchangePolicy {
-  CodecChoice weights{CodecId::kNone, {8, 2048}};  // value mode
+  CodecChoice weights{CodecId::kNone, {8, 2048}};
+  WeightMode weight_mode = WeightMode::kValue;
+  // Delta mode: how many steps lie between two looks at a bucket's published
+  // bits on all nodes.
+  int64_t resync_every_steps = kDefaultResyncSteps;
   CodecChoice gradients{CodecId::kNone, {4, 128}};
   int64_t opt_out_elements = 0;  // tensors of at most so many: none
   uint64_t seed = 0;             // of stochastic rounding

@@ -24,6 +24,22 @@ TEST(PolicyTest, PresetsAreThoseOfTheTable) {  // DESIGN 7.4
   EXPECT_EQ(zeropp.gradients.block.hadamard, 0);
 }
 
+TEST(PolicyTest, DeltaPresetsAreThoseOfTheTable) {  // DESIGN 7.4
+  ExchangePolicy policy = *ParsePolicy("delta4");
+  EXPECT_EQ(policy.weights, (CodecChoice{CodecId::kInt4, {4, 2048}}));
+  EXPECT_EQ(policy.weight_mode, WeightMode::kDelta);
+  EXPECT_EQ(policy.resync_every_steps, 1000);
+  EXPECT_EQ(policy.gradients.codec, CodecId::kInt4);
+  EXPECT_EQ(policy.gradients.block,
+            (kernels::CodecSpec{.bits = 4, .block = 128, .hadamard = 32}));
+  EXPECT_EQ(policy.opt_out_elements, kPresetOptOutElements);
+  policy.weights = {CodecId::kInt2, {2, 2048}};
+  EXPECT_EQ(policy, *ParsePolicy("delta2"));
+  // The order of keys does not count.
+  EXPECT_EQ(ParsePolicy("weights.codec=int2 weights.mode=delta")->weights,
+            ParsePolicy("weights.mode=delta weights.codec=int2")->weights);
+}
+
 TEST(PolicyTest, KeysSayTheSameAsThePreset) {
   ExchangePolicy keys = *ParsePolicy(
       "weights.codec=int8 weights.mode=value weights.block=256 "
@@ -51,6 +67,10 @@ TEST(PolicyTest, EachKeyChangesThePolicyAndItsDigest) {
                                "zeropp override:*.bias=none",
                                "zeropp override:*.bias=int8",
                                "zeropp override:*.bias=none override:a=none",
+                               "zeropp weights.mode=delta",
+                               "delta4",
+                               "delta4 weights.resync_every_steps=200",
+                               "delta2",
                                "exact"};
   std::vector<ExchangePolicy> policies;
   std::vector<std::string> digests;
@@ -71,8 +91,8 @@ TEST(PolicyTest, RefusesWithKeyValueAndRemedy) {  // I21
     std::string text;
     std::string says;
   } cases[] = {
-      {"", "use \"exact\" or \"zeropp\""},
-      {"delta4", "\"delta4\" comes with delta weights"},
+      {"", "use \"exact\", \"zeropp\" or"},
+      {"delta8", "\"delta8\" is unknown; this daemon serves"},
       {"Exact", "preset \"Exact\" is unknown"},
       {"exact zeropp", "a preset comes first"},
       {"zeropp weights.block", "is not KEY=VALUE"},
@@ -83,9 +103,16 @@ TEST(PolicyTest, RefusesWithKeyValueAndRemedy) {  // I21
       {"zeropp weights.block=256x", "\"256x\""},
       {"zeropp weights.block=99999999999", "weights.block"},
       {"zeropp weights.block=256 weights.block=256", "given twice"},
-      {"weights.codec=int2", "weights.mode=delta"},
-      {"weights.codec=fp8", "known are none, int8 and int4"},
-      {"weights.mode=delta", "comes with delta weights; use value"},
+      {"weights.codec=int2", "needs weights.mode=delta"},
+      {"delta2 weights.mode=value", "needs weights.mode=delta"},
+      {"gradients.codec=int2", "deltas of weights only"},
+      {"delta4 override:a=int2", "deltas of weights only"},
+      {"weights.codec=fp8", "known are none, int8, int4 and int2"},
+      {"weights.mode=delta", "but weights.codec is none"},
+      {"weights.mode=deltas", "use value or delta"},
+      {"delta4 weights.resync_every_steps=199", "from 200 on"},
+      {"delta4 weights.resync_every_steps=x", "from 200 on"},
+      {"zeropp weights.resync_every_steps=500", "needs weights.mode=delta"},
       {"weights.hadamard=32", "key \"weights.hadamard\" is unknown"},
       {"gradients.hadamard=64", "use 0 or 32"},
       {"gradients.range=asym", "use sym or clip16"},

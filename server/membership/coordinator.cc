@@ -198,6 +198,8 @@ class Decider {
   Actions DecideOpenStep() {
     std::vector<const v1::Vote*> votes;
     for (const NodeState& node : state_.nodes) votes.push_back(&*node.vote);
+    const absl::Status same = CheckSameWeights(votes);
+    if (!same.ok()) return End(same, &state_);
     const StepRules rules{
         .optimizer = options_.optimizer,
         .gradient_clipping = options_.gradient_clipping,

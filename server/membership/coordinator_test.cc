@@ -263,6 +263,24 @@ TEST_F(CoordinatorTest, StepAfterACloseFails) {
             "the workers of node 1 closed the job before step 1");
 }
 
+TEST_F(CoordinatorTest, NodesThatShowOtherWeightsEndTheJob) {  // I2
+  Open(2);
+  Vote(0, 1, 1);
+  v1::PeerFrame frame;
+  frame.set_generation(1);
+  *frame.mutable_vote() = *state_.nodes[0].vote;
+  frame.mutable_vote()->set_published_digest(7);
+  const Actions actions = Send(1, frame);
+  ASSERT_EQ(actions.size(), 1);  // nothing is recorded
+  EXPECT_FALSE(actions[0].to.has_value());
+  EXPECT_EQ(actions[0].frame.leave().code(),
+            static_cast<int>(absl::StatusCode::kDataLoss));
+  EXPECT_EQ(actions[0].frame.leave().text(),
+            "the published weights of version 0 are not the same everywhere: "
+            "0000000000000000 on node 0; 0000000000000007 on node 1");
+  EXPECT_EQ(state_.phase, CoordinatorState::Phase::kEnded);
+}
+
 TEST_F(CoordinatorTest, IsAPureFunction) {
   Make(2);
   Join(0);

@@ -2,11 +2,14 @@
 
 #include <cmath>
 #include <limits>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "kernels/exact_sum.h"
 #include "proto/group_values.h"
 #include "server/membership/action.h"
@@ -95,6 +98,23 @@ v1::Commit MakeCommit(const StepRules& rules, const v1::Vote& first,
 }
 
 }  // namespace
+
+absl::Status CheckSameWeights(std::span<const v1::Vote* const> votes) {
+  std::map<uint64_t, std::vector<std::string>> nodes;
+  for (size_t node = 0; node < votes.size(); ++node) {
+    nodes[votes[node]->published_digest()].push_back(
+        absl::StrCat("node ", node));
+  }
+  if (nodes.size() == 1) return absl::OkStatus();
+  std::vector<std::string> texts;
+  for (const auto& [digest, names] : nodes) {
+    texts.push_back(
+        absl::StrFormat("%016x on %s", digest, absl::StrJoin(names, ", ")));
+  }
+  return absl::DataLossError(absl::StrCat(
+      "the published weights of version ", votes.front()->step() - 1,
+      " are not the same everywhere: ", absl::StrJoin(texts, "; ")));
+}
 
 std::variant<v1::Commit, v1::Abort> DecideStep(
     const StepRules& rules, std::span<const v1::Vote* const> votes) {

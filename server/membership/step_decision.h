@@ -6,6 +6,7 @@
 #include <span>
 #include <variant>
 
+#include "absl/status/status.h"
 #include "kernels/hyper_parameters.h"
 #include "proto/peer.pb.h"
 
@@ -17,6 +18,10 @@ struct StepRules {
   int64_t optimizer_step;    // applied so far
   int local_world_size;      // names ranks in texts
 };
+
+// DataLoss if the nodes do not show the same weights (delta mode): names which
+// differ. `votes` by node rank, at least one.
+absl::Status CheckSameWeights(std::span<const v1::Vote* const> votes);
 
 // An abort without its next_generation if a vote refuses, is malformed, or if
 // two nodes hand over different values. `votes` by node rank, at least one.

@@ -109,6 +109,22 @@ TEST(DecideStepTest, NonFiniteAnywhereSkipsEverywhere) {  // I10
   EXPECT_EQ(commit.scalars_size(), 0);
 }
 
+TEST(CheckSameWeightsTest, NamesTheNodesThatDiffer) {  // I2
+  std::vector<v1::Vote> votes(3, VoteWith(1));
+  const auto check = [&votes] {
+    return CheckSameWeights(
+        std::vector<const v1::Vote*>{&votes[0], &votes[1], &votes[2]});
+  };
+  EXPECT_TRUE(check().ok());  // nobody keeps checksums
+  for (v1::Vote& vote : votes) vote.set_published_digest(0xabc);
+  EXPECT_TRUE(check().ok());
+  votes[1].set_published_digest(0xabd);
+  EXPECT_EQ(check().code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(check().message(),
+            "the published weights of version 6 are not the same everywhere: "
+            "0000000000000abc on node 0, node 2; 0000000000000abd on node 1");
+}
+
 TEST(DecideStepTest, RefusalAborts) {
   v1::Vote refusal;
   refusal.set_step(7);

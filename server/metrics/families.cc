@@ -95,6 +95,13 @@ const std::vector<FamilyInfo>& Table() {
        .kind = Kind::kCounter,
        .is_per_job = true,
        .labels = {{"direction", {"sent", "received"}}}},
+      {.family = Family::kExchangeResyncBytes,
+       .name = "ballast_exchange_resync_bytes_total",
+       .help = "Bytes of published weights moved between nodes only to be "
+               "compared, with headers; no step counts them.",
+       .kind = Kind::kCounter,
+       .is_per_job = true,
+       .labels = {{"direction", {"sent", "received"}}}},
       {.family = Family::kExchangePayloadBytes,
        .name = "ballast_exchange_payload_bytes_total",
        .help = "Bytes of gradients taken in from this node's workers and of "
@@ -130,6 +137,15 @@ const std::vector<FamilyInfo>& Table() {
        .kind = Kind::kCounter,
        .is_per_job = true,
        .labels = {{"place", {"gradient", "weight"}}}},
+      {.family = Family::kWeightChunksBad,
+       .name = "ballast_weight_chunks_bad_total",
+       .help = "Chunks of published weights whose bits were not those that "
+               "all nodes should have: changed in this node's memory, other "
+               "than their owner's, damaged on the way, or found and put "
+               "right by a comparison.",
+       .kind = Kind::kCounter,
+       .is_per_job = true,
+       .labels = {{"kind", {"copy", "reference", "result", "resync"}}}},
       {.family = Family::kMembershipGeneration,
        .name = "ballast_membership_generation",
        .help = "Number of the membership view.",

@@ -52,16 +52,17 @@ TEST(CheckPlacementTest, BoundsWorldSize) {
       StatusIs(kExhausted, "limits.max_workers_per_job = 4"));
 }
 
-TEST(CheckSpecTest, SaysWhatToDoAboutLaterPresets) {
+TEST(CheckSpecTest, SaysWhatToDoAboutWhatComesLater) {
   JobSpec spec = Spec();
-  spec.exchange = "delta4";
+  spec.exchange = "delta4 secondary_partition=none";
   EXPECT_THAT(CheckSpec(spec, {}),
               StatusIs(kInvalid,
-                       "exchange preset \"delta4\" comes with delta weights; "
-                       "use \"exact\" or \"zeropp\""));
+                       "exchange: secondary_partition is \"none\", which comes "
+                       "with gathered weights; use node"));
   spec.exchange = "zeropp gradients.block=100";
   EXPECT_THAT(CheckSpec(spec, {}), StatusIs(kInvalid, "gradients.block"));
-  for (const char* policy : {"exact", "zeropp", "zeropp weights.block=512"}) {
+  for (const char* policy :
+       {"exact", "zeropp", "zeropp weights.block=512", "delta4", "delta2"}) {
     spec.exchange = policy;
     EXPECT_THAT(CheckSpec(spec, {}), base::IsOk()) << policy;
   }

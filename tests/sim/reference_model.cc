@@ -150,6 +150,7 @@ void ReferenceModel::Step() {
       const kernels::StepScalars scalars = kernels::PrepareScalars(
           scenario_.optimizer, scenario_.groups[tensor.spec.group],
           optimizer_step_, clip);
+      const std::vector<std::byte> before = tensor.weights;
       const bool is_sgd = scenario_.optimizer == kernels::OptimizerKind::kSgd;
       const bool has_m = !is_sgd || (scalars.flags & kernels::kFlagMomentum);
       k.optimizer_step(scenario_.optimizer, scalars, tensor.size,
@@ -159,8 +160,13 @@ void ReferenceModel::Step() {
                        tensor.weights.data());
       if (!tensor.codecs.weights.quantizes()) continue;
       std::vector<float> published = tensor.master;
+      const bool is_delta = policy_.weight_mode == layout::WeightMode::kDelta;
+      std::vector<float> shown(is_delta ? tensor.size : 0);
+      k.widen(before.data(), tensor.spec.dtype, shown.size(), shown.data());
+      for (size_t i = 0; i < shown.size(); ++i) published[i] -= shown[i];
       ThereAndBack(tensor, tensor.codecs.weights, step, scenario_.nodes,
                    &published);
+      for (size_t i = 0; i < shown.size(); ++i) published[i] += shown[i];
       k.cast(published.data(), tensor.spec.dtype, tensor.size,
              tensor.weights.data());
     }

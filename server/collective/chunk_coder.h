@@ -1,0 +1,49 @@
+// What a coded publisher does with one chunk: from the owner's masters to bytes
+// for the others, and from those bytes to the published weights of any node,
+// the owner too. Two ways (layout::WeightMode): the masters themselves, or how
+// far they are from what is published, with checksums of before and after.
+//
+// Threading: immutable; thread-safe on disjoint chunks. No allocation but for
+// an error.
+#ifndef SERVER_COLLECTIVE_CHUNK_CODER_H_
+#define SERVER_COLLECTIVE_CHUNK_CODER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "server/base/ids.h"
+#include "server/collective/coded_slice.h"
+#include "server/collective/context.h"
+#include "server/collective/error_sums.h"
+#include "server/collective/published_chunks.h"
+
+namespace ballast::collective {
+
+class ChunkCoder {
+ public:
+  virtual ~ChunkCoder() = default;
+
+  // Of a chunk in a slice, before its runs.
+  virtual int64_t header_bytes() const = 0;
+
+  // The owner's part: `chunk` into the slice and into its own weights.
+  // DataLoss if its copy is not what it wrote: nothing is sent or written.
+  virtual absl::Status Encode(int thread, Step step, const ChunkId& id,
+                              const CodedChunk& chunk, std::byte* slice,
+                              ErrorSums* errors) const = 0;
+  // Everyone else's: from the slice into the weights. DataLoss if the chunk
+  // would not become what its owner has: nothing is written.
+  virtual absl::Status Decode(int thread, Step step, const ChunkId& id,
+                              const CodedChunk& chunk,
+                              const std::byte* slice) const = 0;
+};
+
+// The context outlives the coder; the second needs parts.published.
+std::unique_ptr<ChunkCoder> MakeValueCoder(Context* context);
+std::unique_ptr<ChunkCoder> MakeDeltaCoder(Context* context);
+
+}  // namespace ballast::collective
+
+#endif  // SERVER_COLLECTIVE_CHUNK_CODER_H_

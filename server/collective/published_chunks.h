@@ -1,0 +1,90 @@
+// What this node knows of the weights it shows to its workers in delta mode: of
+// each chunk the checksum of its bits and the version that wrote them
+// (kernels/FORMAT.md 9). A delta is applied only to bits that still have it.
+//
+// Threading: an entry is read and written by the pool task that has its chunk;
+// Initialize, Seal and digest on the control thread, of buckets of which no
+// task is in the pool. Counts may be read any time.
+// Ownership: outlives generations, as the published weights do.
+#ifndef SERVER_COLLECTIVE_PUBLISHED_CHUNKS_H_
+#define SERVER_COLLECTIVE_PUBLISHED_CHUNKS_H_
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "server/base/ids.h"
+#include "server/layout/layout.h"
+
+namespace ballast::collective {
+
+// What is wrong with a chunk that is not as it should be.
+enum class ChunkFault {
+  kCopy,       // this node's copy is not what it wrote
+  kReference,  // the owner's copy is another one than ours
+  kResult,     // what the owner sent does not give the owner's result
+  kResync,     // a comparison found other bits, and wrote the owner's
+};
+inline constexpr int kNumChunkFaults = 4;
+using ChunkFaultCounts = std::array<uint64_t, kNumChunkFaults>;
+
+struct ChunkId {
+  BucketId bucket;
+  NodeRank owner;
+  size_t index = 0;  // in the owner's shard
+};
+
+uint64_t ExtendChecksum(uint64_t checksum, std::span<const std::byte> bytes);
+
+class PublishedChunks {
+ public:
+  struct Entry {
+    uint64_t checksum = 0;
+    WeightVersion version;
+  };
+
+  // The layout outlives this.
+  explicit PublishedChunks(const layout::Layout* layout);
+
+  // All chunks of a segment that holds `version`. Start-up only.
+  void Initialize(std::span<const std::byte> weights, WeightVersion version);
+
+  Entry& entry(const ChunkId& id) { return entries_[IndexOf(id)]; }
+  const layout::Chunk& chunk(const ChunkId& id) const {
+    return layout_->shard(id.bucket, id.owner).chunks[id.index];
+  }
+  // "elements [0, 4096) of "wte"", to the last tensor of the chunk.
+  std::string Describe(const ChunkId& id) const;
+  // Of the chunk's bits in a segment.
+  uint64_t Checksum(const ChunkId& id,
+                    std::span<const std::byte> weights) const;
+
+  // Takes the bucket's entries into the digest.
+  void Seal(BucketId bucket);
+  // Of the whole version: equal on all nodes that publish the same bits.
+  uint64_t digest() const { return digest_; }
+
+  void Count(ChunkFault fault) { ++faults_[static_cast<size_t>(fault)]; }
+  ChunkFaultCounts faults() const;
+
+ private:
+  size_t IndexOf(const ChunkId& id) const {
+    const size_t nodes = layout_->topology().num_nodes;
+    return first_[id.bucket.value() * nodes + id.owner.value()] + id.index;
+  }
+
+  const layout::Layout* const layout_;
+  std::vector<size_t> first_;  // by bucket, by owner: into entries_
+  std::vector<Entry> entries_;
+  std::vector<uint64_t> sealed_;  // by bucket: its part of the digest
+  uint64_t digest_ = 0;
+  std::array<std::atomic<uint64_t>, kNumChunkFaults> faults_{};
+};
+
+}  // namespace ballast::collective
+
+#endif  // SERVER_COLLECTIVE_PUBLISHED_CHUNKS_H_

@@ -1,0 +1,50 @@
+#include "server/collective/chunk_coder.h"
+
+namespace ballast::collective {
+namespace {
+
+class ValueCoder final : public ChunkCoder {
+ public:
+  explicit ValueCoder(Context* context) : context_(context) {}
+
+  int64_t header_bytes() const override { return 0; }
+
+  absl::Status Encode(int thread, Step step, const ChunkId&,
+                      const CodedChunk& chunk, std::byte* slice,
+                      ErrorSums* errors) const override {
+    for (const CodedRun& coded : chunk.runs) {
+      const float* const master = context_->MasterOf(*coded.piece);
+      const Run run = context_->WeightRunOf(coded, step);
+      coded.codec->Encode(run, master, slice + coded.offset);
+      errors->Add(Sample(*coded.codec, run, master));
+      DecodeRun(thread, coded, slice);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Decode(int thread, Step, const ChunkId&, const CodedChunk& chunk,
+                      const std::byte* slice) const override {
+    for (const CodedRun& coded : chunk.runs) DecodeRun(thread, coded, slice);
+    return absl::OkStatus();
+  }
+
+ private:
+  void DecodeRun(int thread, const CodedRun& coded,
+                 const std::byte* slice) const {
+    const layout::Piece& piece = *coded.piece;
+    float* const decoded = context_->threads[thread].scratch.data();
+    coded.codec->Decode(piece.size(), slice + coded.offset, decoded);
+    context_->parts.kernels->cast(decoded, context_->dtype(piece), piece.size(),
+                                  context_->WeightsOf(piece));
+  }
+
+  Context* const context_;
+};
+
+}  // namespace
+
+std::unique_ptr<ChunkCoder> MakeValueCoder(Context* context) {
+  return std::make_unique<ValueCoder>(context);
+}
+
+}  // namespace ballast::collective
