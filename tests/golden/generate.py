@@ -475,6 +475,38 @@ def codec_file():
             "cases": cases}
 
 
+def delta_file():
+    """Three versions of a tensor whose masters move, sections 9 and 6."""
+    cases = []
+    for bits, block in ((4, 2048), (2, 2048), (8, 256)):
+        for dtype in ("float32", "bfloat16", "float16"):
+            spec = {"bits": bits, "block": block, "range": "sym",
+                    "hadamard": 0, "rounding": "nearest"}
+            master = normals(200, 70)
+            published = cast(master, dtype)
+            case = {"spec": wire_name(spec), "dtype": dtype,
+                    "published": to_hex(published), "versions": []}
+            for version in (1, 2, 3):
+                master = (master + normals(200, 70 + version) *
+                          F32(0.01)).astype(F32)
+                reference = widen(published, dtype)
+                encoded, values = encode(spec, 0, 0, master - reference)
+                published = cast((reference + values).astype(F32), dtype)
+                case["versions"].append({
+                    "master": to_hex(master), "encoded": encoded.hex(),
+                    "published": to_hex(published)})
+            cases.append(case)
+    # The checksum of one chunk and of another, mixed into a digest.
+    digest = 0
+    chunks = [(0, 0x0123456789ABCDEF, 7), (1, MASK64, 0), (5, 0, 2**40)]
+    for number, checksum, version in chunks:
+        digest += mix(mix((number + GOLDEN) & MASK64) ^
+                      mix((checksum + GOLDEN) & MASK64) ^ version)
+    return {"cases": cases, "digest": "%016x" % (digest & MASK64),
+            "chunks": [["%016x" % word for word in chunk]
+                       for chunk in chunks]}
+
+
 def random_file():
     cases = []
     for seed, job, tensor, step, hop in (
@@ -494,7 +526,8 @@ def random_file():
 
 FILES = {"random.json": random_file, "convert.json": convert_file,
          "sum.json": sum_file, "norm.json": norm_file,
-         "optimizer.json": optimizer_file, "codec.json": codec_file}
+         "optimizer.json": optimizer_file, "codec.json": codec_file,
+         "delta.json": delta_file}
 
 
 def main(arguments):

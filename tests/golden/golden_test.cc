@@ -248,6 +248,39 @@ TEST_P(GoldenTest, EncodedRuns) {
   }
 }
 
+// FORMAT.md 9.
+TEST_P(GoldenTest, Deltas) {
+  const Json golden = ReadGolden("delta.json");
+  for (const Json& c : golden["cases"]) {
+    SCOPED_TRACE(c["spec"].get<std::string>() + " " +
+                 c["dtype"].get<std::string>());
+    CodecSpec spec;
+    ASSERT_TRUE(UnpackSpec(Array<uint64_t>(c["spec"])[0], &spec));
+    const DType dtype = TypeNamed(c["dtype"]);
+    Bytes published = FromHex(c["published"]);
+    for (const Json& version : c["versions"]) {
+      const auto master = Array<float>(version["master"]);
+      const auto count = static_cast<int64_t>(master.size());
+      std::vector<float> values(count);
+      table().subtract(master.data(), published.data(), dtype, count,
+                       values.data());
+      Bytes encoded(EncodedBytes(spec, count));
+      table().encode(spec, 0, 0, count, values.data(), encoded.data());
+      ASSERT_EQ(encoded, FromHex(version["encoded"]));
+      table().widen(published.data(), dtype, count, values.data());
+      table().decode_add(spec, count, encoded.data(), values.data());
+      table().cast(values.data(), dtype, count, published.data());
+      ASSERT_EQ(published, FromHex(version["published"]));
+    }
+  }
+  uint64_t digest = 0;
+  for (const Json& chunk : golden["chunks"]) {
+    digest += Mix64(Mix64(Word(chunk[0]) + kGolden64) ^
+                    Mix64(Word(chunk[1]) + kGolden64) ^ Word(chunk[2]));
+  }
+  EXPECT_EQ(digest, Word(golden["digest"]));
+}
+
 // Negative control: another seed or cell gives other bytes where rounding is
 // stochastic, and only there.
 TEST_P(GoldenTest, KeyAndPlaceMatterOnlyWhenStochastic) {
