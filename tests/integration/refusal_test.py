@@ -110,10 +110,14 @@ class RefusalTest(lab.TestCase):
             lambda: self.open(0, 4, local_world_size=2, timeout=5))
 
     def test_exchanges_that_come_later(self):  # I21
-        for preset in ("delta2", "delta4", "nonsense"):
+        for policy, says in (("delta8", "delta8"), ("nonsense", "nonsense"),
+                             ("delta4 secondary_partition=none",
+                              "comes with gathered weights"),
+                             ("delta4 gradients.codec=int2",
+                              "for deltas of weights only")):
             self.assertRaisesWith(
-                (ballast.InvalidArgument, ballast.FailedPrecondition), preset,
-                lambda p=preset: self.open(exchange=p))
+                (ballast.InvalidArgument, ballast.FailedPrecondition), says,
+                lambda p=policy: self.open(exchange=p))
 
     def test_no_values_and_no_job(self):
         described = {"w": ((3,), "float32")}

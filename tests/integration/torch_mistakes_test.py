@@ -274,7 +274,8 @@ class ArgumentsTest(Base):
                            ballast.InvalidArgument)
 
     def test_what_comes_later(self):
-        self.refused(["delta4", "comes with"], exchange="delta4")
+        self.refused(["error_feedback", "comes with"],
+                     exchange={"gradients": {"error_feedback": True}})
         self.refused(["secondary_partition", "comes with"],
                      exchange={"secondary_partition": "none"})
         self.refused(["strict", "true"], strict=False)
