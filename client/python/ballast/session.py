@@ -38,7 +38,9 @@ class Session:
       trainable: pattern or list of patterns; other tensors are frozen:
         published once, no gradient, no state. Default: all are trainable.
       exchange: how weights and gradients cross between nodes: "exact",
-        "zeropp" (int8 weights, int4 gradients), or a dict of a policy's keys:
+        "zeropp" (int8 weights, int4 gradients), "delta4" and "delta2" (4-bit
+        and 2-bit differences of weights, rotated int4 gradients), or a dict of
+        a policy's keys:
         {"preset": "zeropp", "gradients": {"block": 64}}.
       gradient_clipping: largest global norm; None or 0: no clipping.
       resume: "auto": a held job of this name and tensors goes on; "never":
