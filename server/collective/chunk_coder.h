@@ -10,12 +10,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 
 #include "absl/status/status.h"
 #include "server/base/ids.h"
 #include "server/collective/coded_slice.h"
-#include "server/collective/context.h"
 #include "server/collective/error_sums.h"
 #include "server/collective/published_chunks.h"
 
@@ -39,10 +37,6 @@ class ChunkCoder {
                               const CodedChunk& chunk,
                               const std::byte* slice) const = 0;
 };
-
-// The context outlives the coder; the second needs parts.published.
-std::unique_ptr<ChunkCoder> MakeValueCoder(Context* context);
-std::unique_ptr<ChunkCoder> MakeDeltaCoder(Context* context);
 
 }  // namespace ballast::collective
 

@@ -19,9 +19,11 @@
 #include "server/collective/coded_publisher.h"
 #include "server/collective/coded_reducer.h"
 #include "server/collective/context.h"
+#include "server/collective/delta_coder.h"
 #include "server/collective/error_sums.h"
 #include "server/collective/reduce_order.h"
 #include "server/collective/resync.h"
+#include "server/collective/value_coder.h"
 #include "server/collective/windows.h"
 
 namespace ballast::collective {

@@ -1,5 +1,5 @@
-// kernels/FORMAT.md 9. A chunk is computed beside the published weights and
-// goes over them in one copy, once its checksum is known to be right.
+#include "server/collective/delta_coder.h"
+
 #include <cstring>
 #include <span>
 #include <string>
@@ -7,11 +7,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "kernels/kernels.h"
-#include "server/collective/chunk_coder.h"
 
 namespace ballast::collective {
 namespace {
 
+// kernels/FORMAT.md 9. A chunk is computed beside the published weights and
+// goes over them in one copy, once its checksum is known to be right.
 struct Header {  // on the wire, little-endian
   uint64_t before = 0;
   uint64_t after = 0;

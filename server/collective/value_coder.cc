@@ -1,4 +1,4 @@
-#include "server/collective/chunk_coder.h"
+#include "server/collective/value_coder.h"
 
 namespace ballast::collective {
 namespace {
