@@ -304,6 +304,12 @@ absl::StatusOr<Attachment> Attach(const Options& options) {
       return absl::DataLossError("begin reply names an unknown bucket");
     }
   }
+  // Those gradients count, and the daemon may be reading them.
+  if (result.begin.pushed_buckets_size() > 0 &&
+      result.gradients.size_bytes() > 0) {
+    RETURN_IF_ERROR(result.gradients.Shadow());
+    result.shadows_gradients = true;
+  }
   if (result.begin.groups_size() != options.job.optimizer().groups_size()) {
     return absl::DataLossError("begin reply has another number of groups");
   }

@@ -30,7 +30,10 @@ struct Attachment {
   Connection connection;
   base::Segment control_block;
   base::Segment gradients;  // empty if no trainable tensor has elements
-  base::Segment weights;    // read-only; empty if no tensor has elements
+  // This rank's former worker pushed some of the open step: what is computed
+  // again stays out of the shared memory until it is pushed.
+  bool shadows_gradients = false;
+  base::Segment weights;  // read-only; empty if no tensor has elements
   ControlView view;
   PushTracker tracker;
   std::vector<TensorView> tensors;

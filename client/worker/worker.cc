@@ -275,6 +275,7 @@ absl::Status Worker::Adopt(uint64_t open, const absl::Status& why) {
   is_committed_ = false;
   is_input_stored_ = false;
   attachment_->tracker.Reset();
+  RETURN_IF_ERROR(ShareGradients());
   if (why.ok()) return why;
   return WithResumeStep(why, proto::StepOf(open));
 }
@@ -304,6 +305,22 @@ absl::Status Worker::Voided(absl::Time deadline) {
   return Adopt(open, why);
 }
 
+// A tensor that is pushed again holds the bits that it held.
+absl::Status Worker::StoreGradient(int tensor) {
+  const TensorView& place = attachment_->tensors[tensor];
+  if (!attachment_->shadows_gradients || place.is_frozen) {
+    return absl::OkStatus();
+  }
+  return attachment_->gradients.Store(place.gradient_offset, place.size_bytes);
+}
+
+absl::Status Worker::ShareGradients() {
+  if (!std::exchange(attachment_->shadows_gradients, false)) {
+    return absl::OkStatus();
+  }
+  return attachment_->gradients.Share();
+}
+
 absl::Status Worker::PushReady() {
   if (ready_.empty()) return absl::OkStatus();
   for (const int32_t bucket : ready_) view().StorePushed(bucket, word_);
@@ -329,6 +346,7 @@ absl::Status Worker::Push(int tensor) {
   }
   RETURN_IF_ERROR(SyncOpen(clock_.Now() + options_.open_timeout));
   if (view().committed() == word_) return absl::OkStatus();
+  RETURN_IF_ERROR(StoreGradient(tensor));
   attachment_->tracker.Push(tensor, ready_);
   return PushReady();
 }
@@ -353,6 +371,10 @@ absl::StatusOr<StepResult> Worker::Step(const StepRequest& request) {
   if (is_result_due_) return Conclude(request, deadline);
   if (view().committed() != word_) {
     if (!is_input_stored_) {
+      for (int tensor = 0; tensor < std::ssize(attachment_->tensors);
+           ++tensor) {
+        RETURN_IF_ERROR(StoreGradient(tensor));
+      }
       view().StoreInput(word_, groups_, request.cursor);
       is_input_stored_ = true;
     }
@@ -367,6 +389,7 @@ absl::StatusOr<StepResult> Worker::Step(const StepRequest& request) {
   is_input_stored_ = false;
   published_word_ = word_;
   attachment_->tracker.Reset();
+  RETURN_IF_ERROR(ShareGradients());
   return Conclude(request, deadline);
 }
 

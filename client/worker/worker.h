@@ -135,6 +135,8 @@ class Worker {
   absl::Status SyncOpen(absl::Time deadline);
   absl::Status Adopt(uint64_t open, const absl::Status& why);
   absl::Status Voided(absl::Time deadline);
+  absl::Status StoreGradient(int tensor);
+  absl::Status ShareGradients();
   absl::Status PushReady();
   absl::Status WaitCommitted(absl::Time deadline);
   absl::Status WaitBuckets(int first, int last, absl::Time deadline);

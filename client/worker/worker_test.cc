@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <thread>
@@ -351,6 +352,38 @@ TEST_F(WorkerTest, SuccessorPushesOnlyWhatIsMissing) {  // I19
   });
   ASSERT_THAT(result, IsOk());
   EXPECT_EQ(daemon_->pushed(1), 0);
+}
+
+// What the former worker pushed may be on its way into a sum while its
+// successor clears and computes it again.
+TEST_F(WorkerTest, SuccessorComputesBesideWhatWasPushed) {  // I19, I20
+  FakeDaemon::Script script = FakeDaemon::DefaultScript();
+  script.begin.add_pushed_buckets(1);
+  Start(script);
+  const auto fill = [&](int value) {
+    for (const int tensor : {0, 1}) {
+      for (std::byte& byte : worker_->grads(tensor)) byte = std::byte(value);
+    }
+  };
+  const auto shown = [&](int value) {
+    return std::ranges::count(daemon_->gradients(), std::byte(value));
+  };
+  const auto all = shown(0);
+  fill(7);
+  EXPECT_EQ(shown(0), all);
+  const uint64_t word =
+      SequenceWord(script.begin.generation(), script.begin.open_step());
+  ASSERT_THAT(StepWith([&] {
+                while (daemon_->step_input() != word) std::this_thread::yield();
+                daemon_->Commit(word);
+                daemon_->Publish(word);
+              }),
+              IsOk());
+  EXPECT_GT(shown(7), 0);
+  const auto pushed = shown(7);
+  EXPECT_EQ(worker_->grads(0)[0], std::byte(7));
+  fill(9);
+  EXPECT_EQ(shown(9), pushed) << "shared again";
 }
 
 TEST_F(WorkerTest, SuccessorFindsItsStepCommitted) {  // I19

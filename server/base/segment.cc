@@ -166,6 +166,32 @@ absl::Status Segment::MakePrivate() {
   return absl::OkStatus();
 }
 
+absl::Status Segment::Shadow() { return MapAgain(MAP_PRIVATE); }
+
+absl::Status Segment::Share() { return MapAgain(MAP_SHARED); }
+
+// At once: no reader meets a hole.
+absl::Status Segment::MapAgain(int flags) {
+  const int protection =
+      access_ == Access::kReadWrite ? PROT_READ | PROT_WRITE : PROT_READ;
+  if (mmap(data_, size_bytes_, protection, flags | MAP_FIXED, fd_.get(), 0) ==
+      MAP_FAILED) {
+    return NoCopy(errno, size_bytes_);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Segment::Store(uint64_t offset, uint64_t size_bytes) {
+  for (uint64_t done = 0; done < size_bytes;) {
+    const ssize_t written = pwrite(fd_.get(), data_ + offset + done,
+                                   size_bytes - done, offset + done);
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) return ErrnoStatus(errno, "write to shared memory");
+    done += written;
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<UniqueFd> Segment::OpenReadOnly() const {
   UniqueFd fd(open(ProcPath(fd_.get()).c_str(), O_RDONLY | O_CLOEXEC));
   if (!fd) return ErrnoStatus(errno, "reopen segment read-only");

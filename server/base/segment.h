@@ -59,12 +59,22 @@ class Segment {
   // may still be shared.
   absl::Status MakePrivate();
 
+  // From now on what is written stays here, under the same addresses; what is
+  // not written is still the sharers'. For a successor that computes again
+  // what others may be reading. `Store` shows them a range of it, `Share`
+  // ends it and shows what they have. Not after MakePrivate.
+  absl::Status Shadow();
+  absl::Status Store(uint64_t offset, uint64_t size_bytes);
+  absl::Status Share();
+
   // The same memory under a new fd for another process.
   absl::StatusOr<UniqueFd> OpenReadOnly() const;
   absl::StatusOr<UniqueFd> Duplicate() const;
 
  private:
   Segment(UniqueFd fd, std::byte* data, uint64_t size_bytes, Access access);
+
+  absl::Status MapAgain(int flags);
 
   UniqueFd fd_;
   std::byte* data_ = nullptr;
