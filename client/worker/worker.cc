@@ -315,10 +315,12 @@ absl::Status Worker::StoreGradient(int tensor) {
 }
 
 absl::Status Worker::ShareGradients() {
-  if (!std::exchange(attachment_->shadows_gradients, false)) {
-    return absl::OkStatus();
-  }
-  return attachment_->gradients.Share();
+  if (!attachment_->shadows_gradients) return absl::OkStatus();
+  const absl::Status shared = attachment_->gradients.Share();
+  // What is computed from here on would reach nobody.
+  if (!shared.ok()) return End(shared, "detached");
+  attachment_->shadows_gradients = false;
+  return absl::OkStatus();
 }
 
 absl::Status Worker::PushReady() {
