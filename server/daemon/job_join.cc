@@ -6,28 +6,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/hyper_parameters.h"
+#include "kernels/optimizer_name.h"
 #include "server/base/names.h"
 
 namespace ballast::daemon {
 namespace {
 
 constexpr size_t kMaxValueBytes = 200;  // of what goes into texts
-
-std::string_view Name(kernels::OptimizerKind kind) {
-  switch (kind) {
-    case kernels::OptimizerKind::kSgd:
-      return "sgd";
-    case kernels::OptimizerKind::kAdam:
-      return "adam";
-    case kernels::OptimizerKind::kAdamW:
-      return "adamw";
-    case kernels::OptimizerKind::kLion:
-      return "lion";
-    case kernels::OptimizerKind::kAdagrad:
-      return "adagrad";
-  }
-  return "unknown";
-}
 
 // The shortest text that reads back to the same bits.
 std::string Exact(double value) {
@@ -54,7 +39,7 @@ v1::Join MakeJoin(const session::JobSpec& spec, const layout::Layout& layout,
   join.set_layout_digest(layout.digest());
   join.set_model_digest(layout.model_digest());
   Add("tenant", spec.tenant, &join);
-  Add("optimizer", std::string(Name(spec.optimizer)), &join);
+  Add("optimizer", std::string(kernels::Name(spec.optimizer)), &join);
   const bool has_momentum =
       std::any_of(spec.groups.begin(), spec.groups.end(),
                   [](const auto& group) { return group.momentum != 0; });

@@ -3,27 +3,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/optimizer_name.h"
 #include "server/base/names.h"
 #include "server/base/status_macros.h"
 
 namespace ballast::daemon {
 namespace {
-
-std::string_view OptimizerName(kernels::OptimizerKind kind) {
-  switch (kind) {
-    case kernels::OptimizerKind::kSgd:
-      return "sgd";
-    case kernels::OptimizerKind::kAdam:
-      return "adam";
-    case kernels::OptimizerKind::kAdamW:
-      return "adamw";
-    case kernels::OptimizerKind::kLion:
-      return "lion";
-    case kernels::OptimizerKind::kAdagrad:
-      return "adagrad";
-  }
-  return "unknown";
-}
 
 void FillWorkers(const session::LocalJob& job, v1::GetJobReply* reply) {
   const int first = job.layout().topology().FirstRank(job.node()).value();
@@ -169,7 +154,7 @@ absl::StatusOr<v1::GetJobReply> Node::GetJob(const std::string& name) const {
   *reply.mutable_summary() = Summarize(*job);
   FillWorkers(*job, &reply);
   const layout::Layout& layout = job->layout();
-  reply.set_optimizer(std::string(OptimizerName(job->spec().optimizer)));
+  reply.set_optimizer(std::string(kernels::Name(job->spec().optimizer)));
   reply.set_exchange(job->spec().exchange);
   reply.set_layout_digest(layout.digest());
   reply.set_num_tensors(static_cast<int64_t>(layout.tensors().size()));

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/dtype.h"
+#include "kernels/optimizer_name.h"
 #include "proto/control_block.h"
 #include "proto/group_values.h"
 #include "server/base/names.h"
@@ -54,22 +55,6 @@ std::string Differs(std::string_view field, const std::string& here,
                     const std::string& there) {
   return absl::StrCat(std::string(field), " is ", there, " here, ", here,
                       " on the ranks that are attached");
-}
-
-std::string_view Name(kernels::OptimizerKind kind) {
-  switch (kind) {
-    case kernels::OptimizerKind::kSgd:
-      return "sgd";
-    case kernels::OptimizerKind::kAdam:
-      return "adam";
-    case kernels::OptimizerKind::kAdamW:
-      return "adamw";
-    case kernels::OptimizerKind::kLion:
-      return "lion";
-    case kernels::OptimizerKind::kAdagrad:
-      return "adagrad";
-  }
-  return "unknown";
 }
 
 }  // namespace
@@ -148,8 +133,8 @@ std::string Difference(const JobSpec& job, const JobSpec& other) {
         tensors);
   }
   if (job.optimizer != other.optimizer) {
-    return Differs("optimizer", std::string(Name(job.optimizer)),
-                   std::string(Name(other.optimizer)));
+    return Differs("optimizer", std::string(kernels::Name(job.optimizer)),
+                   std::string(kernels::Name(other.optimizer)));
   }
   if (job.groups.size() != other.groups.size()) {
     return Differs("the number of param groups",
