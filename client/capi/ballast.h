@@ -1,9 +1,12 @@
 /* Ballast's C interface: one rank of one training job, through libballast.so.
  *
- * Stable: symbols and structs of one ABI version never change; additions
- * raise the minor part. Check at run time:
+ * Compatibility: the ABI version is major.minor. Major 0, until the product
+ * is released: any change of a symbol, struct or constant raises the minor
+ * part, and caller and library must have the same. From 1.0 on: what is there
+ * never changes within a major version, additions raise the minor part, and
+ * the library's must be at least the caller's. Check at run time:
  *
- *   if (ballast_abi_version() >> 16 != BALLAST_ABI_MAJOR) refuse;
+ *   if (!BALLAST_ABI_FITS(ballast_abi_version())) refuse;
  *
  * Sketch:
  *
@@ -45,8 +48,14 @@
 extern "C" {
 #endif
 
-#define BALLAST_ABI_MAJOR 1
-#define BALLAST_ABI_MINOR 1
+#define BALLAST_ABI_MAJOR 0
+#define BALLAST_ABI_MINOR 2
+/* Whether a caller that was compiled with this header may use a library of
+ * this version. */
+#define BALLAST_ABI_FITS(version)                                    \
+  ((version) >> 16 == BALLAST_ABI_MAJOR &&                           \
+   (BALLAST_ABI_MAJOR == 0 ? ((version)&0xffff) == BALLAST_ABI_MINOR \
+                           : ((version)&0xffff) >= BALLAST_ABI_MINOR))
 #define BALLAST_MESSAGE_BYTES 2048
 
 enum ballast_code { /* gRPC's and Abseil's numbers */
@@ -166,7 +175,7 @@ void* ballast_grads(ballast_session* session, size_t tensor, uint64_t* bytes);
  * them, for a caller that maps it once more (for reading, or MAP_PRIVATE):
  * *fd is the segment's, opened read-only; it belongs to the session and is
  * closed with it, so map or duplicate it at once. For a tensor without
- * elements *offset is 0. Each pointer may be NULL. Since ABI 1.1.
+ * elements *offset is 0. Each pointer may be NULL.
  * BALLAST_FAILED_PRECONDITION after close or detach. */
 int ballast_weights(ballast_session* session, size_t tensor, int* fd,
                     uint64_t* segment_bytes, uint64_t* offset,

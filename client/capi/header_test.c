@@ -10,6 +10,28 @@
     return 1;                                      \
   }
 
+/* Of the ABI version that the header names: a struct that changes gets
+ * another version (ballast.h says when), here and in _library.py. */
+static int check_structs(void) {
+  CHECK(BALLAST_ABI_MAJOR == 0 && BALLAST_ABI_MINOR == 2);
+  CHECK(sizeof(ballast_error) == 2064);
+  CHECK(sizeof(ballast_tensor) == 48);
+  CHECK(sizeof(ballast_group) == 80);
+  CHECK(sizeof(ballast_info) == 48);
+  CHECK(sizeof(ballast_step_result) == 144);
+  return 0;
+}
+
+static int check_versions(void) {
+  const uint32_t own = BALLAST_ABI_MAJOR << 16 | BALLAST_ABI_MINOR;
+  CHECK(BALLAST_ABI_FITS(ballast_abi_version()));
+  CHECK(BALLAST_ABI_FITS(own));
+  CHECK(!BALLAST_ABI_FITS(own + 1));
+  CHECK(!BALLAST_ABI_FITS(own - 1));
+  CHECK(!BALLAST_ABI_FITS(own + (1u << 16)));
+  return 0;
+}
+
 int main(void) {
   ballast_session* session = NULL;
   ballast_error error;
@@ -18,7 +40,8 @@ int main(void) {
       "{\"job\": \"j\", \"address\": \"/nonexistent/b.sock\", "
       "\"connect_timeout\": 0.01, "
       "\"optimizer\": {\"name\": \"sgd\", \"groups\": [{\"lr\": 1}]}}";
-  CHECK(ballast_abi_version() >> 16 == BALLAST_ABI_MAJOR);
+  CHECK(check_structs() == 0);
+  CHECK(check_versions() == 0);
   CHECK(strlen(ballast_version()) > 0);
   CHECK(ballast_open("{", NULL, 0, NULL, NULL, &session, &error) ==
         BALLAST_INVALID_ARGUMENT);

@@ -12,7 +12,7 @@ from typing import (Any, Callable, Generator, List, NamedTuple, Optional,
 
 from . import errors
 
-_ABI_MAJOR, _ABI_MINOR = 1, 1
+_ABI_MAJOR, _ABI_MINOR = 0, 2
 _CANCELLED = 1
 ALL_TENSORS = (1 << (8 * ctypes.sizeof(c_size_t))) - 1
 
@@ -115,6 +115,14 @@ def find() -> str:
         "; build it and set BALLAST_LIBRARY (eval \"$(tools/env)\" does both)")
 
 
+def abi_fits(major: int, minor: int) -> bool:
+    """Whether a library of this ABI version can be used. Before a release
+    (major 0) only the very same one; then a newer minor one, too."""
+    if major != _ABI_MAJOR:
+        return False
+    return minor == _ABI_MINOR if major == 0 else minor >= _ABI_MINOR
+
+
 _loaded: Optional[ctypes.CDLL] = None
 
 
@@ -132,7 +140,7 @@ def load() -> ctypes.CDLL:
             % (path, error)) from error
     library.ballast_abi_version.restype = c_uint32
     version = library.ballast_abi_version()
-    if version >> 16 != _ABI_MAJOR or version & 0xffff < _ABI_MINOR:
+    if not abi_fits(version >> 16, version & 0xffff):
         raise errors.FailedPrecondition(
             "%s has ABI version %d.%d, this package needs %d.%d: use the "
             "library and the package of one build"
