@@ -1,16 +1,24 @@
 """tools/bench loss: does quantizing the exchange cost loss?
 
     tools/bench loss [--seeds S] [--steps K] [--nodes N] [--workers W]
-        [--preset P]… [--plot FILE.png] [--json FILE]
+        [--preset NAME]… [--keep FOLDER] [--plot FILE.png] [--json FILE]
 
-Trains the quickstart's GPT with every preset from the same S seeds: weights,
-batches and learning rates of a seed are the same for all presets, so that the
-differences are paired. The first preset (exact) is the ground of the
-comparison. Final loss is that of the trained weights over 64 batches that are
-the same for all runs.
+Trains the quickstart's GPT with every exchange from the same S seeds: weights,
+batches and learning rates of a seed are the same for all, so that the
+differences are paired. The first (exact) is the ground of the comparison.
+Final loss is that of the trained weights over 64 batches that are the same
+for all runs. The names, and what is expected of each:
 
-A preset passes if its mean difference is at most the larger of two standard
-errors and 0.5 % of the ground's loss.
+{names}
+
+"within": the mean difference is at most the larger of two standard errors and
+0.5 % of the ground's loss; the program fails if it is more. "worse": the
+control, which fails the program if it is within. NAME may also be a policy's
+text, as in "zeropp gradients.block=64", of which nothing is expected.
+
+--keep writes what each run saw to FOLDER and takes from there the runs that
+are there already, so that a study may be cut and go on, or be read when a
+part of it is done (a smaller --seeds).
 """
 
 import argparse
@@ -24,6 +32,7 @@ from typing import Any, Dict, List, NamedTuple
 
 import numpy as np
 
+import curves
 import on_lab
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
@@ -32,42 +41,83 @@ _TOLERANCE = 0.005
 _SHOWN = 4000  # characters of a failed lab's output
 
 
+class Way(NamedTuple):
+    exchange: str      # the policy
+    expected: str      # "within", "worse", or "": it is only told
+    has_hop: bool = False
+
+
+WAYS = {
+    "exact": Way("exact", "within"),
+    "zeropp": Way("zeropp", "within"),
+    "zeropp+hop1": Way("zeropp", "", True),
+    "delta4": Way("delta4", "within"),
+    "delta4-plain": Way("delta4 gradients.hadamard=0", ""),
+    "delta2": Way("delta2", ""),
+    "value4": Way("delta4 weights.mode=value", "worse"),
+}
+_TOLD = {
+    "zeropp+hop1": "zeropp with ZeRO++'s int4 hop inside the node",
+    "delta4-plain": "delta4 without the Hadamard rotation",
+    "value4": "delta4 with the weights themselves as int4",
+}
+
+
 class Summary(NamedTuple):
     preset: str
     loss: float          # mean over seeds
     difference: float    # mean of paired differences from the ground
     error: float         # their standard error
     megabytes: float     # per step and node
-    passed: bool
+    is_within: bool
+    expected: str
+
+    @property
+    def passed(self) -> bool:
+        return not self.expected or \
+            self.is_within == (self.expected == "within")
 
 
-def train(preset: str, seed: int,
-          options: argparse.Namespace) -> Dict[str, Any]:
+def way_of(name: str) -> Way:
+    return WAYS.get(name) or Way(name, "")
+
+
+def train(name: str, seed: int, options: argparse.Namespace) -> Dict[str, Any]:
     """One run on a lab of its own; what rank 0 wrote."""
+    way = way_of(name)
     with tempfile.TemporaryDirectory(prefix="ballast-loss-") as folder:
         path = os.path.join(folder, "run")
         done = subprocess.run(
             [os.path.join(_ROOT, "tools", "lab"), "run",
              "--nodes", str(options.nodes), "--workers", str(options.workers),
              "--", "/usr/bin/python3", "-B",
-             os.path.join(_ROOT, "client/python/examples/train_gpt.py"),
+             os.path.join(_HERE, "loss_worker.py"),
              "--steps", str(options.steps), "--seed", str(seed),
-             "--exchange", preset, "--every", str(options.steps),
-             "--json", path],
+             "--exchange", way.exchange, "--every", str(options.steps),
+             "--json", path, *(["--hop1"] if way.has_hop else [])],
             check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             encoding="utf-8")
         if done.returncode != 0:
             raise on_lab.LabFailed("%s, seed %d: the lab ended with %d\n%s" % (
-                preset, seed, done.returncode, done.stdout[-_SHOWN:]))
+                name, seed, done.returncode, done.stdout[-_SHOWN:]))
         with open(path, encoding="utf-8") as stream:
             return json.load(stream)
 
 
+def kept(name: str, seed: int, options: argparse.Namespace) -> Dict[str, Any]:
+    way = way_of(name)
+    key = {"exchange": way.exchange, "hop1": way.has_hop, "seed": seed,
+           "steps": options.steps, "nodes": options.nodes,
+           "workers": options.workers}
+    return on_lab.kept(options.keep, "%s-%d" % (name, seed), key,
+                       lambda: train(name, seed, options))
+
+
 def summaries(runs: Dict[str, List[Dict[str, Any]]]) -> List[Summary]:
-    """Of the runs of each preset, one per seed, in the same order."""
+    """Of the runs of each name, one per seed, in the same order."""
     ground = None
     result = []
-    for preset, of_seed in runs.items():
+    for name, of_seed in runs.items():
         losses = np.array([run["evaluation"] for run in of_seed])
         if ground is None:
             ground = losses
@@ -77,74 +127,71 @@ def summaries(runs: Dict[str, List[Dict[str, Any]]]) -> List[Summary]:
         mean = float(differences.mean())
         bound = max(2 * error, _TOLERANCE * float(ground.mean()))
         result.append(Summary(
-            preset, float(losses.mean()), mean, error,
+            name, float(losses.mean()), mean, error,
             float(np.mean([run["payload_bytes"] or 0 for run in of_seed])) /
-            1e6, mean <= bound))
+            1e6, mean <= bound, way_of(name).expected))
     return result
 
 
 def table(rows: List[Summary]) -> str:
     ground = rows[0].loss
-    lines = ["| preset | final loss | difference | standard error | MB per "
-             "step, node | |", "| --- | --- | --- | --- | --- | --- |"]
+    lines = ["| exchange | final loss | difference | standard error | MB per "
+             "step, node | | expected |",
+             "| --- | --- | --- | --- | --- | --- | --- |"]
     for row in rows:
-        lines.append("| `%s` | %.4f | %+.4f (%+.2f %%) | %.4f | %.3f | %s |" %
-                     (row.preset, row.loss, row.difference,
-                      100 * row.difference / ground, row.error,
-                      row.megabytes, "" if row is rows[0] else
-                      "within" if row.passed else "**worse**"))
+        lines.append(
+            "| `%s` | %.4f | %+.4f (%+.2f %%) | %.4f | %.3f | %s | %s |" %
+            (row.preset, row.loss, row.difference,
+             100 * row.difference / ground, row.error, row.megabytes,
+             "" if row is rows[0] else
+             "within" if row.is_within else "**worse**",
+             "" if row is rows[0] else row.expected or "–"))
     return "\n".join(lines)
 
 
 def plot(runs: Dict[str, List[Dict[str, Any]]], path: str) -> None:
     """Loss against steps and against bytes, the mean over seeds."""
-    # pylint: disable=import-outside-toplevel
-    import matplotlib
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-    figure, (by_step, by_bytes) = pyplot.subplots(
-        1, 2, figsize=(11, 4.5), sharey=True)
-    for preset, of_seed in runs.items():
-        losses = np.mean([run["losses"] for run in of_seed], axis=0)
-        width = max(1, len(losses) // 40)
-        smooth = np.convolve(losses, np.ones(width) / width, "valid")
-        steps = np.arange(width, len(losses) + 1)
-        by_step.plot(steps, smooth, label=preset, linewidth=1)
-        by_bytes.plot(steps * (of_seed[0]["payload_bytes"] or 0) / 1e6,
-                      smooth, label=preset, linewidth=1)
-    by_step.set(xlabel="step", ylabel="training loss")
-    by_bytes.set(xlabel="MB that a node sent", xscale="log")
-    by_step.legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    lines = [curves.Curve(name, [run["losses"] for run in of_seed],
+                          (of_seed[0]["payload_bytes"] or 0) / 1e6)
+             for name, of_seed in runs.items()]
+    curves.draw([curves.Panel("by step", lines),
+                 curves.Panel("by bytes", lines, is_by_bytes=True)], path)
+
+
+def described() -> str:
+    return __doc__.replace("{names}", "\n".join(
+        "  %-13s %-7s %s" % (name, way.expected or "–",
+                              _TOLD.get(name, "the preset"))
+        for name, way in WAYS.items()))
 
 
 def parse(argv: List[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="tools/bench loss", description=__doc__, allow_abbrev=False,
+        prog="tools/bench loss", description=described(), allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--preset", action="append")
+    parser.add_argument("--preset", action="append", metavar="NAME")
+    parser.add_argument("--keep", metavar="FOLDER")
     parser.add_argument("--plot", metavar="FILE.png",
                         help="needs Debian's python3-matplotlib")
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args(argv)
-    options.preset = options.preset or ["exact", "zeropp"]
+    options.preset = options.preset or list(WAYS)
     return options
 
 
 def main(argv: List[str]) -> int:
     options = parse(argv)
-    runs: Dict[str, List[Dict[str, Any]]] = {p: [] for p in options.preset}
+    runs: Dict[str, List[Dict[str, Any]]] = {name: [] for name in options.preset}
     for seed in range(1, options.seeds + 1):
-        for preset in options.preset:
-            run = train(preset, seed, options)
-            runs[preset].append(run)
+        for name in options.preset:
+            run = kept(name, seed, options)
+            runs[name].append(run)
             print("seed %d, %s: loss %.4f -> %.4f" % (
-                seed, preset, run["first"], run["evaluation"]), flush=True)
+                seed, name, run["first"], run["evaluation"]), flush=True)
     rows = summaries(runs)
     print("%d nodes, %d workers each, %d steps, %d seeds" % (
         options.nodes, options.workers, options.steps, options.seeds))

@@ -4,6 +4,7 @@ benchmarks on a lab have in common."""
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -38,6 +39,30 @@ def measured(rows: Sequence[str], *, nodes: int, workers: int,
             raise LabFailed("the lab ended with %d" % code)
         with open(path, encoding="utf-8") as stream:
             return json.load(stream)
+
+
+def kept(folder: Optional[str], name: str, key: Dict[str, Any],
+         make: Callable[[], Dict[str, Any]]) -> Dict[str, Any]:
+    """make(), or what it gave before, from `folder` (None: nothing is kept).
+    `key` is what the run is of: one that was made otherwise is refused."""
+    if folder is None:
+        return make()
+    path = os.path.join(folder, re.sub(r"[^A-Za-z0-9.+-]", "_", name) +
+                        ".json")
+    if os.path.exists(path):
+        with open(path, encoding="utf-8") as stream:
+            run = json.load(stream)
+        if run.get("of") != key:
+            raise LabFailed(
+                "%s holds a run of %s, wanted is %s: remove it or choose "
+                "another folder" % (path, run.get("of"), key))
+        return run
+    run = {**make(), "of": key}
+    os.makedirs(folder, exist_ok=True)
+    with open(path + ".new", "w", encoding="utf-8") as stream:
+        json.dump(run, stream)
+    os.replace(path + ".new", path)
+    return run
 
 
 def parser(name: str, text: str, *, nodes: int, workers: int,
