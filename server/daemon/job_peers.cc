@@ -60,6 +60,25 @@ void JobPeers::MakeTransport() {
   }
   transport_ = std::make_unique<TimedTransport>(
       links_->transport(), parts_.clock, std::move(histograms));
+  pulls_ = std::make_unique<transport::Pulls>(
+      transport::Pulls::Parts{.transport = transport_.get(),
+                              .executor = parts_.executor,
+                              .frames = this,
+                              .job_key = parts_.job_key});
+}
+
+v1::PeerFrame JobPeers::MakeFrame() const {
+  v1::PeerFrame frame;
+  frame.set_job(request_.job);
+  frame.set_from(request_.node.value());
+  frame.set_incarnation(request_.incarnation.value());
+  return frame;
+}
+
+absl::Status JobPeers::SendPull(NodeRank to, const v1::Pull& pull) {
+  v1::PeerFrame frame = MakeFrame();
+  *frame.mutable_pull() = pull;
+  return links_->peer_link()->Send(to, frame.SerializeAsString());
 }
 
 void JobPeers::Send(NodeRank to, const v1::PeerFrame& frame) {
@@ -75,8 +94,11 @@ void JobPeers::OnFrame(NodeRank from, std::string frame) {
     ++dropped_frames_;
     return;
   }
-  if (!parsed.has_note()) return parts_.host->OnPeerFrame(from, parsed);
+  if (!parsed.has_note() && !parsed.has_pull()) {
+    return parts_.host->OnPeerFrame(from, parsed);
+  }
   if (parsed.job() != request_.job) return;
+  if (parsed.has_pull()) return pulls_->OnFrame(from, parsed.pull());
   notes_[from.value()] = parsed.note().waiting_for().substr(0, kMaxNoteBytes);
   if (parsed.note().has_closed()) {
     parts_.host->OnPeerClosed(parsed.note().closed());
@@ -109,10 +131,7 @@ void JobPeers::TellNote() {
   const std::optional<v1::EarlyClose> closed = parts_.host->OwnEarlyClose();
   if (note.empty() && told_note_.empty() && !closed.has_value()) return;
   told_note_ = note;
-  v1::PeerFrame frame;
-  frame.set_job(request_.job);
-  frame.set_from(request_.node.value());
-  frame.set_incarnation(request_.incarnation.value());
+  v1::PeerFrame frame = MakeFrame();
   frame.mutable_note()->set_waiting_for(std::move(note));
   if (closed.has_value()) *frame.mutable_note()->mutable_closed() = *closed;
   for (int n = 0; n < num_nodes(); ++n) {

@@ -5,8 +5,8 @@
 //                 └────────────────▶ OnPeersLost (once)
 //
 // Threading: control thread only. The host is never called from inside a call.
-// Ownership: the links; borrows its parts. Exchanges over transport() are
-// released before it.
+// Ownership: the links, and pulls over them; borrows its parts. Exchanges over
+// transport() are released before it, sources of pulls outlive it.
 #ifndef SERVER_DAEMON_JOB_PEERS_H_
 #define SERVER_DAEMON_JOB_PEERS_H_
 
@@ -27,6 +27,7 @@
 #include "server/daemon/timed_transport.h"
 #include "server/metrics/metrics.h"
 #include "server/transport/peer_link.h"
+#include "server/transport/pulls.h"
 #include "server/transport/transport.h"
 
 namespace ballast::daemon {
@@ -47,10 +48,12 @@ class JobPeersHost {
   virtual void OnPeerClosed(const v1::EarlyClose& close) = 0;
 };
 
-class JobPeers final : public transport::PeerLinkObserver {
+class JobPeers final : public transport::PeerLinkObserver,
+                       private transport::PullFramePort {
  public:
   struct Parts {
     PeerPlane* plane;
+    uint64_t job_key;  // of exchanges: equal on all nodes of the job
     const base::Clock* clock;
     base::Executor* executor;
     metrics::JobMetrics* metrics;  // null: none
@@ -69,6 +72,7 @@ class JobPeers final : public transport::PeerLinkObserver {
 
   // Null before OnLinked.
   transport::Transport* transport() const { return transport_.get(); }
+  transport::Pulls* pulls() const { return pulls_.get(); }
   // A frame that cannot be sent is a lost one.
   void Send(NodeRank to, const v1::PeerFrame& frame);
 
@@ -86,6 +90,8 @@ class JobPeers final : public transport::PeerLinkObserver {
   PeerState StateOf(int node, absl::Status* why) const {
     return links_->StateOf(NodeRank(node), why);
   }
+  v1::PeerFrame MakeFrame() const;
+  absl::Status SendPull(NodeRank to, const v1::Pull& pull) override;
   void OnLinks(absl::StatusOr<std::unique_ptr<JobLinks>> links);
   void MakeTransport();
   void ArmWatch();
@@ -97,7 +103,8 @@ class JobPeers final : public transport::PeerLinkObserver {
   std::unique_ptr<Opening> opening_;  // until there are links
   std::unique_ptr<JobLinks> links_;
   std::unique_ptr<TimedTransport> transport_;  // over the links'
-  std::vector<std::string> notes_;             // by node rank
+  std::unique_ptr<transport::Pulls> pulls_;
+  std::vector<std::string> notes_;  // by node rank
   std::string told_note_;
   base::TimerId watch_ = 0;
   int64_t dropped_frames_ = 0;

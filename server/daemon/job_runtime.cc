@@ -145,6 +145,7 @@ void JobRuntime::OnAllReady() {
   request.join = MakeJoin();
   peers_ = std::make_unique<JobPeers>(
       JobPeers::Parts{.plane = parts_.peers,
+                      .job_key = JobKey(parts_.job->spec().name),
                       .clock = parts_.clock,
                       .executor = parts_.executor,
                       .metrics = parts_.metrics.get(),
