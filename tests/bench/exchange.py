@@ -42,14 +42,6 @@ def add_ratios(rows: List[on_lab.Row], cores: int) -> None:
             row["ratio_to_peer"] = gloo["seconds"] / row["seconds"]
 
 
-def faults(rows: List[on_lab.Row]) -> List[str]:
-    """Rows whose link carried less than the payload: they went elsewhere."""
-    return ["%s: the interface sent %d bytes a step, the payload has %d" %
-            (row["name"], row["tx_bytes"], row["payload_bytes"])
-            for row in rows if row["tx_bytes"] and
-            row["tx_bytes"] < row.get("payload_bytes", 0)]
-
-
 def table(rows: List[on_lab.Row]) -> str:
     lines = ["%-18s %9s %9s %8s %14s %11s" % (
         "", "seconds", "MB", "of TCP", "against Gloo", "processor")]
@@ -84,7 +76,7 @@ def main(argv: List[str]) -> int:
     print(on_lab.title(options, result))
     print(table(rows))
     on_lab.write(options.json, rows)
-    wrong = faults(rows)
+    wrong = on_lab.faults(rows)
     for line in wrong:
         print("FAILED " + line)
     return 1 if wrong else 0

@@ -24,15 +24,24 @@ def measured(rows: Sequence[str], *, nodes: int, workers: int,
              rate: Optional[str] = None, model: Optional[str] = None,
              elements: int = 0, steps: int = 3,
              repeats: int = 1000) -> Dict[str, Any]:
-    """{"elements": …, "rows": [Row, …]}, as rank 0 wrote them."""
+    """{"elements": …, "rows": [Row, …]}, as rank 0 of worker.py wrote them."""
+    return run_worker(
+        "worker.py", [*(["--model", model] if model else []),
+                      "--elements", str(elements), "--steps", str(steps),
+                      "--repeats", str(repeats)], rows,
+        nodes=nodes, workers=workers, rate=rate)
+
+
+def run_worker(script: str, arguments: Sequence[str], rows: Sequence[str], *,
+               nodes: int, workers: int,
+               rate: Optional[str] = None) -> Dict[str, Any]:
+    """What rank 0 of `script` wrote to its --json, on a lab of its own."""
     with tempfile.TemporaryDirectory(prefix="ballast-bench-") as folder:
         path = os.path.join(folder, "rows")
         command = [_LAB, "run", "--nodes", str(nodes), "--workers",
                    str(workers), *(["--rate", rate] if rate else []), "--",
-                   "/usr/bin/python3", "-B", os.path.join(_HERE, "worker.py"),
-                   *(["--model", model] if model else []),
-                   "--elements", str(elements), "--steps", str(steps),
-                   "--repeats", str(repeats), "--json", path, *rows]
+                   "/usr/bin/python3", "-B", os.path.join(_HERE, script),
+                   *arguments, "--json", path, *rows]
         code = subprocess.run(command, check=False,
                               stdout=sys.stderr).returncode
         if code != 0:
@@ -97,6 +106,14 @@ def title(options: argparse.Namespace, result: Dict[str, Any]) -> str:
     return "%d nodes, %d workers each, %d elements, %s" % (
         options.nodes, options.workers, result["elements"],
         "links of " + options.rate if options.rate else "loopback")
+
+
+def faults(rows: List[Row]) -> List[str]:
+    """Rows whose link carried less than the payload: they went elsewhere."""
+    return ["%s: the interface sent %d bytes a step, the payload has %d" %
+            (row["name"], row["tx_bytes"], row["payload_bytes"])
+            for row in rows if row["tx_bytes"] and
+            row["tx_bytes"] < row.get("payload_bytes", 0)]
 
 
 def shown(row: Row, key: str, how: str) -> str:

@@ -1,0 +1,87 @@
+#!/usr/bin/python3 -B
+"""What tools/bench step says of its rows, and its model's size."""
+
+import os
+import sys
+import unittest
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, _HERE)
+
+import gpt2  # noqa: E402
+import on_lab  # noqa: E402
+import step  # noqa: E402
+
+try:
+    import torch
+    import gpt2_model
+except ImportError:
+    torch = None
+
+
+def row(name, seconds, **others):
+    return {"name": name, "seconds": seconds, "tx_bytes": 0,
+            "processor_seconds": 1.0, **others}
+
+
+class RowsTest(unittest.TestCase):
+
+    def rows(self, compute=0.5, delta4=2.0):
+        rows = [row("compute", compute), row("ddp_fp32", 8.0),
+                row("step/exact", 8.0), row("step/delta4", delta4)]
+        step.add_ratios(rows, cores=2)
+        return rows
+
+    def test_the_peer_is_ddp_fp32(self):
+        rows = self.rows()
+        self.assertNotIn("ratio_to_peer", rows[0])
+        self.assertEqual([r["ratio_to_peer"] for r in rows[1:]],
+                         [1.0, 1.0, 4.0])
+        self.assertEqual(rows[0]["processor_floor"], 0.5)
+
+    def test_the_target_is_the_best_presets(self):
+        self.assertEqual(step.remarks(self.rows()), [
+            "target, 3x of DDP fp32: met (step/delta4, 4.00x)"])
+        self.assertEqual(step.remarks(self.rows(delta4=4.0)), [
+            "target, 3x of DDP fp32: missed (step/delta4, 2.00x)"])
+
+    def test_too_much_compute_is_told(self):
+        self.assertIn("compute takes 1.50 s",
+                      step.remarks(self.rows(compute=1.5))[0])
+
+    def test_a_link_that_carried_less_than_the_payload_is_a_fault(self):
+        self.assertEqual(on_lab.faults([
+            {"name": "a", "tx_bytes": 10, "payload_bytes": 10},
+            {"name": "b", "tx_bytes": 0, "payload_bytes": 10}]), [])
+        self.assertEqual(len(on_lab.faults([
+            {"name": "a", "tx_bytes": 9, "payload_bytes": 10}])), 1)
+
+
+@unittest.skipIf(torch is None, "no torch")
+class ModelTest(unittest.TestCase):
+
+    def test_is_the_inventory_of_gpt2(self):
+        with torch.no_grad():
+            model = gpt2_model.Gpt2(gpt2.SIZES["gpt2"])
+        ours = sorted(tuple(sorted(p.shape)) for p in model.parameters())
+        self.assertEqual(ours, sorted(
+            tuple(sorted(shape)) for shape
+            in gpt2.inventory("gpt2").values()))
+
+    def test_learns(self):
+        torch.manual_seed(1)
+        model = gpt2_model.Gpt2(gpt2_model.TINY)
+        tokens = torch.arange(9).view(1, -1)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        losses = []
+        for _ in range(4):
+            optimizer.zero_grad()
+            loss = model(tokens[:, :-1], tokens[:, 1:])
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        self.assertLess(losses[-1], 0.8 * losses[0])
+
+
+if __name__ == "__main__":
+    sys.exit(unittest.main(verbosity=2))
