@@ -9,7 +9,7 @@ import random
 import struct
 import sys
 import warnings
-from typing import Any, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 import numpy as np
 import torch
@@ -83,10 +83,13 @@ class State:
     Args:
       model: its persistent buffers are part of the state once they change;
         None: none are.
+      share: gives them rank 0's values, on all ranks; None: each has its own.
     """
 
-    def __init__(self, model: Optional[torch.nn.Module]):
+    def __init__(self, model: Optional[torch.nn.Module],
+                 share: Optional[Callable[[List[torch.Tensor]], None]] = None):
         self._model = model
+        self._share = share
         self._names = [] if model is None else _persistent_buffers(model)
         self._initial = self._copies()
         self._tracked: List[_Tracked] = []
@@ -102,6 +105,8 @@ class State:
         """The cursor of the step that ends here."""
         for tracked in self._tracked:
             tracked.check_stepped_once()
+        if self._share is not None:
+            self._share(list(self._buffers().values()))
         parts = {"random": _packed(_random_state()), "buffers": self._changed(),
                  "tracked": {t.name: t.thing.state_dict()
                              for t in self._tracked},

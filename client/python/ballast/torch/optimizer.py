@@ -10,7 +10,7 @@ import torch
 from .. import errors
 from ..result import StepResult
 from ..session import Session
-from . import _hyper, _mistakes, _setup, _weights
+from . import _hyper, _mistakes, _rendezvous, _setup, _weights
 from ._gradients import Gradients
 from ._guard import Guard
 from ._overlap import Overlap
@@ -41,11 +41,15 @@ class Optimizer(torch.optim.Optimizer):
         are first used. Needs model=.
       backward_passes_per_step: with overlap: push in the k-th backward.
       buffers: "cursor": persistent buffers of `model` that change are
-        committed; "local": they stay with this process.
+        committed, each rank's own; "rank0": before each commit all ranks take
+        rank 0's, by the process group, which must be initialised; "local":
+        they stay with this process.
       strict: refuse what the exchange policy cannot honour.
       job, exchange, resume, address, coordinator, token, timeout,
       connect_timeout, tenant, bucket_bytes, hold, rank, world_size,
-      local_rank, local_world_size, node_rank: see ballast.Session.
+      local_rank, local_world_size, node_rank: see ballast.Session. With
+      several nodes and an initialised process group, rank 0's coordinator is
+      taken from its store where neither argument nor environment has one.
       **hyper: the optimizer's own arguments: lr, betas, weight_decay, …
 
     Threads and forks: as ballast.Session.
@@ -79,7 +83,6 @@ class Optimizer(torch.optim.Optimizer):
         self._model = model
         _mistakes.check_not_ddp(model, self._entries)
         _setup.check_unowned(self._entries)
-        _setup.check_buffers(buffers)
         self._overlap = Overlap.create(self, model, overlap,
                                        backward_passes_per_step)
         given = [_hyper.group_values(self._name, group, index)
@@ -87,6 +90,8 @@ class Optimizer(torch.optim.Optimizer):
         super().__init__([{"params": group["params"], **others, **values}
                           for group, (values, others)
                           in zip(parsed.groups, given)], defaults)
+        place, job = _setup.place(job, rank, world_size, local_rank,
+                                  local_world_size, node_rank)
         self._arguments = dict(
             job=job, optimizer={"name": self._name, **defaults},
             param_groups=_setup.session_groups(
@@ -94,11 +99,10 @@ class Optimizer(torch.optim.Optimizer):
             trainable=[e.name for e in self._trainable],
             exchange=_setup.exchange(exchange, strict),
             gradient_clipping=gradient_clipping, address=address,
-            coordinator=coordinator, token=token, timeout=timeout,
-            connect_timeout=connect_timeout, tenant=tenant,
-            bucket_bytes=bucket_bytes, hold=hold, rank=rank,
-            world_size=world_size, local_rank=local_rank,
-            local_world_size=local_world_size, node_rank=node_rank)
+            coordinator=_rendezvous.coordinator(
+                coordinator, place, job, os.environ, connect_timeout),
+            token=token, timeout=timeout, connect_timeout=connect_timeout,
+            tenant=tenant, bucket_bytes=bucket_bytes, hold=hold, **place)
         self._clipping = gradient_clipping or 0.0
         self.loss_scale: float = 1.0
         self.last_result: Optional[StepResult] = None
@@ -108,7 +112,8 @@ class Optimizer(torch.optim.Optimizer):
         self._early: Optional[StepResult] = None  # by clip_grad_norm_
         self._is_repeat = False
         self._is_finished = False
-        self._state = State(model if buffers == "cursor" else None)
+        self._state = State(None if buffers == "local" else model,
+                            _setup.sharing(buffers, model, place))
         self._open(resume)
         if self.session.resumed:
             self._take_over()
