@@ -286,8 +286,81 @@ class WeightsTest(Base):
         self.train(optimizer, 2)
         self.assertFalse(torch.equal(self.model[0].weight, loaded[0].weight))
         self.assertRaisesWith(ballast.FailedPrecondition,
-                              ["after step 2", "comes with snapshots"],
+                              ["after step 2", "load_weights(restart=True)"],
                               optimizer.load_weights)
+
+    def test_load_weights_later_starts_the_job_again(self):
+        models = [net(), net()]
+
+        def rank(number):
+            model = models[number]
+            optimizer = self.optimizer(
+                model.parameters(), "adamw", model=model, rank=number,
+                world=2, overlap=True)
+            for step in range(3):
+                self.train_one(model, optimizer, step)
+            model.load_state_dict(net(10 + number).state_dict())
+            optimizer.load_weights(restart=True)
+            self.assertEqual(optimizer.open_step, 1)
+            for step in range(2):
+                self.train_one(model, optimizer, step)
+            model.state_dict()
+            optimizer.close()
+            return arrays(dict(model.named_parameters()))
+
+        def undisturbed(number):
+            model = fresh[number]
+            optimizer = self.optimizer(
+                model.parameters(), "adamw", model=model, job="other",
+                rank=number, world=2)
+            for step in range(2):
+                self.train_one(model, optimizer, step)
+            optimizer.close()
+            return arrays(dict(model.named_parameters()))
+
+        # Rank 0's values count, moments are new: as if it began there.
+        ours = lab.run_ranks(2, rank)
+        fresh = [net(10), net(11)]
+        theirs = lab.run_ranks(2, undisturbed)
+        for name, value in theirs[0].items():
+            self.assertBitsEqual(ours[0][name], value)
+            self.assertBitsEqual(ours[1][name], value)
+
+    @staticmethod
+    def train_one(model, optimizer, step):
+        optimizer.zero_grad()
+        model(batch(step)).pow(2).mean().backward()
+        optimizer.step()
+
+    def test_load_weights_within_steps_is_refused(self):
+        optimizer = self.optimizer(self.model.parameters(), model=self.model)
+
+        def loop():
+            for step in optimizer.steps(4):
+                self.train_one(self.model, optimizer, step)
+                if step == 2:
+                    optimizer.load_weights(restart=True)
+        self.assertRaisesWith(ballast.FailedPrecondition,
+                              "leave the loop and begin another", loop)
+        self.assertEqual([step for step in self.turns(optimizer, 2)], [1, 2])
+
+    def turns(self, optimizer, total):
+        for step in optimizer.steps(total):
+            self.train_one(self.model, optimizer, step)
+            yield step
+
+    def test_a_saved_model_has_its_own_bytes_only(self):
+        optimizer = self.optimizer(self.model.parameters(), model=self.model)
+        self.train(optimizer, 1)
+        plain = net()
+        for thing, other in ((self.model.state_dict(), plain.state_dict()),
+                             (self.model[0].weight, plain[0].weight)):
+            ours, theirs = io.BytesIO(), io.BytesIO()
+            torch.save(thing, ours)
+            torch.save(other, theirs)
+            self.assertEqual(len(ours.getvalue()), len(theirs.getvalue()))
+        ours.seek(0)
+        self.assertTrue(torch.equal(torch.load(ours), self.model[0].weight))
 
     def test_load_weights_is_collective(self):
         models = [net(number) for number in range(2)]

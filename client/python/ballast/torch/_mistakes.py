@@ -94,3 +94,31 @@ def check_still_in(model: torch.nn.Module, entries: Iterable[Entry]) -> None:
                 "parameter %r of the model is not the one that the optimizer "
                 "was built with: a layer was added or replaced since. Change "
                 "the model first, then build the optimizer" % name)
+
+
+def check_clipping(max_norm: float, clipping: float) -> None:
+    """Refuses clip_grad_norm_(max_norm) of a job that clips otherwise."""
+    wanted = 0.0 if max_norm == float("inf") else float(max_norm)
+    if wanted != clipping:
+        raise errors.FailedPrecondition(
+            "clip_grad_norm_(%g): the daemon clips by the job's "
+            "gradient_clipping, which is %s: build the optimizer with "
+            "gradient_clipping=%g" % (
+                max_norm, "%g" % clipping if clipping else "off", max_norm))
+
+
+def load_after_steps(version: int, is_pending: bool) -> Exception:
+    if is_pending:
+        return errors.FailedPrecondition(
+            "load_weights() while a step waits for its commit: repeat step() "
+            "first")
+    return errors.FailedPrecondition(
+        "load_weights() after step %d: the moments would not fit these "
+        "values. load_weights(restart=True) on all ranks ends the job and "
+        "starts it again from them, with new moments, at step 1" % version)
+
+
+def restarted_within_steps() -> Exception:
+    return errors.FailedPrecondition(
+        "load_weights(restart=True) within steps(): the job counts from 1 "
+        "again: leave the loop and begin another")

@@ -256,12 +256,15 @@ class Optimizer(torch.optim.Optimizer):
         and yields a step again after Aborted, with the random numbers and
         buffers that it had, and zero gradients. Once it is through, the job
         ends with the process."""
-        for step in self.session.steps(total):
+        session = self.session
+        for step in session.steps(total):
             if self._is_repeat:
                 self.zero_grad()
             self._state.begin_turn(self._is_repeat)
             self._is_repeat = False
             yield step
+            if self.session is not session:
+                raise _mistakes.restarted_within_steps()
         self._is_finished = True
 
     def track(self, thing: Any, *, name: Optional[str] = None,
@@ -291,29 +294,22 @@ class Optimizer(torch.optim.Optimizer):
         is clipped to `max_norm` (gradient_clipping= must say the same). Hands
         the step over and waits for the commit: nothing may change the
         gradients between it and step()."""
-        wanted = 0.0 if max_norm == float("inf") else float(max_norm)
-        if wanted != self._clipping:
-            raise errors.FailedPrecondition(
-                "clip_grad_norm_(%g): the daemon clips by the job's "
-                "gradient_clipping, which is %s: build the optimizer with "
-                "gradient_clipping=%g" % (
-                    max_norm, "%g" % self._clipping if self._clipping
-                    else "off", max_norm))
+        _mistakes.check_clipping(max_norm, self._clipping)
         if self._early is None:
             self._commit(cursor, timeout, wait=False)
             self._early = self.last_result
         assert self._early is not None
         return torch.tensor(self._early.grad_norm)
 
-    def load_weights(self) -> None:
-        """Makes the model's present values (rank 0's) the job's weights:
-        collective, and before the first step only."""
-        if self.session.open_step != 1 or self._pending is not None:
-            raise errors.FailedPrecondition(
-                "load_weights() after step %d: the moments would not fit; "
-                "it comes with snapshots. Load weights before the first step, "
-                "or close() and build another optimizer"
-                % self.session.weight_version)
+    def load_weights(self, *, restart: bool = False) -> None:
+        """Makes the model's present values (rank 0's) the job's weights, on
+        all ranks. Before the first step the job stays as it is. After it,
+        `restart=True` is needed: the job ends and starts again from these
+        values, with new moments, at step 1; not within steps()."""
+        if self._pending is not None or \
+                (self.session.open_step != 1 and not restart):
+            raise _mistakes.load_after_steps(self.session.weight_version,
+                                             self._pending is not None)
         _mistakes.check_not_ddp(self._model, self._entries)
         self._end_session()
         self._is_open = False
