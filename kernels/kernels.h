@@ -76,6 +76,11 @@ struct Kernels {
   // out[i] += decoded[i], in fp32.
   void (*decode_add)(const CodecSpec& spec, int64_t count, const uint8_t* in,
                      float* out);
+
+  // How many elements of the run `encode` cuts off at the largest code
+  // (FORMAT.md 3, clamp): 0 unless the range is clip16. For samples.
+  int64_t (*count_clipped)(const CodecSpec& spec, uint64_t key, int64_t first,
+                           int64_t count, const float* in);
 };
 
 }  // namespace ballast::kernels

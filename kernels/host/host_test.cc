@@ -25,7 +25,7 @@ TEST(HostTest, EveryTargetHasAFullTable) {
     EXPECT_TRUE(table->tree_sum && table->finish_mean && table->cell_norm &&
                 table->optimizer_step && table->cast && table->widen &&
                 table->subtract && table->encode && table->decode &&
-                table->decode_add)
+                table->decode_add && table->count_clipped)
         << name;
   }
 }

@@ -64,9 +64,9 @@ uint32_t LargestMagnitudeBits(const float* x, int count) {
 }
 
 // Codes of x[0, count), the elements from `index` on of their cell; returns
-// the block's scale. Rotates x.
+// the block's scale. Rotates x. Adds to `clipped` what the clamp changed.
 float EncodeBlock(const CodecSpec& spec, uint64_t cell_key, int index,
-                  int count, float* x, int8_t* codes) {
+                  int count, float* x, int8_t* codes, int64_t* clipped) {
   if (spec.hadamard != 0) Rotate(HadamardGroup(count), count, x);
   const uint32_t largest = LargestMagnitudeBits(x, count);
   if (largest < kTinyBits || largest >= kInfinityBits) {
@@ -82,8 +82,9 @@ float EncodeBlock(const CodecSpec& spec, uint64_t cell_key, int index,
         spec.rounding == Rounding::kNearest
             ? RoundNearest(y)
             : RoundStochastic(y, StochasticUniform(cell_key, index + i));
-    codes[i] =
-        static_cast<int8_t>(std::clamp(rounded, limits.lowest, limits.highest));
+    const float clamped = std::clamp(rounded, limits.lowest, limits.highest);
+    if (clamped != rounded) ++*clipped;
+    codes[i] = static_cast<int8_t>(clamped);
   }
   return absmax / limits.divisor;
 }
@@ -147,6 +148,7 @@ void Encode(const CodecSpec& spec, uint64_t key, int64_t first, int64_t count,
   std::memset(out, 0, EncodedBytes(spec, count));
   float values[kCellElements];
   int8_t codes[kCellElements];
+  int64_t clipped = 0;
   for (int64_t begin = 0; begin < count; begin += kCellElements) {
     const auto size = static_cast<int>(std::min(kCellElements, count - begin));
     const uint64_t cell_key = CellKey(key, (first + begin) / kCellElements);
@@ -154,12 +156,29 @@ void Encode(const CodecSpec& spec, uint64_t key, int64_t first, int64_t count,
     for (int i = 0; i < size; i += spec.block) {
       const float scale =
           EncodeBlock(spec, cell_key, i, std::min(spec.block, size - i),
-                      values + i, codes + i);
+                      values + i, codes + i, &clipped);
       std::memcpy(out + (begin + i) / spec.block * sizeof(scale), &scale,
                   sizeof(scale));
     }
     Pack(spec.bits, size, codes, codes_out + begin * spec.bits / 8);
   }
+}
+
+int64_t CountClipped(const CodecSpec& spec, uint64_t key, int64_t first,
+                     int64_t count, const float* in) {
+  float values[kCellElements];
+  int8_t codes[kCellElements];
+  int64_t clipped = 0;
+  for (int64_t begin = 0; begin < count; begin += kCellElements) {
+    const auto size = static_cast<int>(std::min(kCellElements, count - begin));
+    const uint64_t cell_key = CellKey(key, (first + begin) / kCellElements);
+    std::copy_n(in + begin, size, values);
+    for (int i = 0; i < size; i += spec.block) {
+      EncodeBlock(spec, cell_key, i, std::min(spec.block, size - i), values + i,
+                  codes + i, &clipped);
+    }
+  }
+  return clipped;
 }
 
 void Decode(const CodecSpec& spec, int64_t count, const uint8_t* in,

@@ -14,6 +14,8 @@ void Decode(const CodecSpec& spec, int64_t count, const uint8_t* in,
             float* out);
 void DecodeAdd(const CodecSpec& spec, int64_t count, const uint8_t* in,
                float* out);
+int64_t CountClipped(const CodecSpec& spec, uint64_t key, int64_t first,
+                     int64_t count, const float* in);
 
 }  // namespace ballast::kernels::reference
 

@@ -495,5 +495,25 @@ TEST(BlockCodecTest, PaddingIsInert) {
   }
 }
 
+// FORMAT.md 3: the example's 1 and its tie at 7.5 round to 8, which is no code.
+TEST(BlockCodecTest, WhatTheRangeCutsOffIsCounted) {
+  const Vector example = {1, -1, .5, -.5, .3, 0, -.0625, .9375};
+  CodecSpec spec{.bits = 4, .block = 128};
+  EXPECT_EQ(CountClipped(spec, kKey, 0, 8, example.data()), 0);
+  spec.range = Range::kClip16;
+  EXPECT_EQ(CountClipped(spec, kKey, 0, 8, example.data()), 2);
+  // Every block's largest value is cut if it is positive, and few others are.
+  const Vector noise = Normal(5000, 3);
+  const Vector back = RoundTrip(spec, noise);
+  int64_t expected = 0;
+  for (size_t i = 0; i < noise.size(); ++i) {
+    const float scale = ScaleAt(EncodeAt(spec, 0, noise), i / 128);
+    if (noise[i] - back[i] >= 0.5f * scale) ++expected;
+  }
+  EXPECT_GT(expected, 10);
+  EXPECT_EQ(CountClipped(spec, kKey, 0, 5000, noise.data()), expected);
+  EXPECT_EQ(CountClipped(spec, kKey, 0, 0, nullptr), 0);
+}
+
 }  // namespace
 }  // namespace ballast::kernels::reference

@@ -20,6 +20,7 @@ const Kernels& Reference() {
       .encode = reference::Encode,
       .decode = reference::Decode,
       .decode_add = reference::DecodeAdd,
+      .count_clipped = reference::CountClipped,
   };
   return kReference;
 }
