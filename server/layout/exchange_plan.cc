@@ -24,10 +24,22 @@ ExchangePlan::ExchangePlan(const ExchangePolicy& policy, const Layout& layout)
     const int64_t size = layout.places()[i].num_elements;
     const TensorCodecs& codecs =
         codecs_.emplace_back(CodecsOf(policy, layout.tensors()[i].name, size));
-    if (!has_peers || !layout.tensors()[i].trainable || size == 0) continue;
-    quantizes_weights_ |= codecs.weights.quantizes();
-    quantizes_gradients_ |= codecs.gradients.quantizes();
+    const bool crosses = has_peers && layout.tensors()[i].trainable && size > 0;
+    for (const Path path : kPaths) {
+      const auto p = static_cast<size_t>(path);
+      const bool quantizes = crosses && codecs.on(path).quantizes();
+      metered_index_[p].push_back(
+          quantizes ? static_cast<int>(metered_[p].size()) : -1);
+      if (quantizes) metered_[p].emplace_back(static_cast<int32_t>(i));
+    }
   }
+  quantizes_weights_ = !metered(Path::kWeights).empty();
+  quantizes_gradients_ = !metered(Path::kGradients).empty();
+}
+
+MeterWindow ExchangePlan::MeteredIn(Path path, Step step) const {
+  if (policy_.metered_one_in == 0) return {};
+  return WindowOf(static_cast<int>(metered(path).size()), step);
 }
 
 PayloadBytes ExchangePlan::Model(const Layout& layout) const {

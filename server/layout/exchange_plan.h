@@ -14,12 +14,15 @@
 #ifndef SERVER_LAYOUT_EXCHANGE_PLAN_H_
 #define SERVER_LAYOUT_EXCHANGE_PLAN_H_
 
+#include <array>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "kernels/dtype.h"
 #include "server/base/ids.h"
 #include "server/layout/layout.h"
+#include "server/layout/metering.h"
 #include "server/layout/policy.h"
 
 namespace ballast::layout {
@@ -52,6 +55,18 @@ class ExchangePlan {
     return quantizes_weights_ && policy_.weight_mode == WeightMode::kDelta;
   }
 
+  // The tensors whose error is measured on the path: those that the policy
+  // quantizes there, ascending.
+  std::span<const TensorId> metered(Path path) const {
+    return metered_[static_cast<size_t>(path)];
+  }
+  // The place among them; -1 if it is none.
+  int MeteredIndex(Path path, TensorId tensor) const {
+    return metered_index_[static_cast<size_t>(path)][tensor.value()];
+  }
+  // Those of them whose turn it is in `step`; none where nothing is measured.
+  MeterWindow MeteredIn(Path path, Step step) const;
+
   // W and G: what the trainable tensors take when encoded once. A path that
   // quantizes nothing sends the sums of the canonical tree's subtrees instead,
   // one or more per node (PerStep knows); here they count once.
@@ -63,6 +78,8 @@ class ExchangePlan {
  private:
   const ExchangePolicy policy_;
   std::vector<TensorCodecs> codecs_;
+  std::array<std::vector<TensorId>, kNumPaths> metered_;
+  std::array<std::vector<int>, kNumPaths> metered_index_;  // by tensor
   bool quantizes_weights_ = false;
   bool quantizes_gradients_ = false;
 };

@@ -96,5 +96,25 @@ TEST(ExchangePlanTest, APolicyThatTouchesNothingQuantizesNothing) {
   EXPECT_FALSE(empty.quantizes_gradients());
 }
 
+TEST(ExchangePlanTest, WhatIsQuantizedIsMetered) {  // I21
+  const Layout layout = Make(2, 1, 4 << 20);
+  const ExchangePlan plan(
+      *ParsePolicy("zeropp override:large=none override:edge=int8"), layout);
+  const std::vector<TensorId> expected = {TensorId(0), TensorId(2)};
+  for (const Path path : kPaths) {
+    const auto metered = plan.metered(path);
+    EXPECT_EQ(std::vector<TensorId>(metered.begin(), metered.end()), expected);
+    EXPECT_EQ(plan.MeteredIndex(path, TensorId(0)), 0);
+    EXPECT_EQ(plan.MeteredIndex(path, TensorId(1)), -1);
+    EXPECT_EQ(plan.MeteredIndex(path, TensorId(2)), 1);
+    EXPECT_EQ(plan.MeteredIn(path, Step(5)).count, 2);
+  }
+  EXPECT_TRUE(ExchangePlan(*ParsePolicy("zeropp"), Make(1, 2, 4 << 20))
+                  .metered(Path::kWeights)
+                  .empty());
+  const ExchangePlan blind(*ParsePolicy("zeropp metering.one_in=0"), layout);
+  EXPECT_EQ(blind.MeteredIn(Path::kWeights, Step(5)).count, 0);
+}
+
 }  // namespace
 }  // namespace ballast::layout

@@ -135,6 +135,18 @@ absl::Status SetResync(std::string_view key, std::string_view value,
   return absl::OkStatus();
 }
 
+absl::Status SetOneIn(std::string_view key, std::string_view value,
+                      ExchangePolicy* policy) {
+  const std::string rule =
+      absl::StrCat("use how many cells one is measured of, 1 to ",
+                   kMaxMeteredOneIn, ", or 0 to measure none");
+  RETURN_IF_ERROR(ParseNumber(key, value, rule, &policy->metered_one_in));
+  if (policy->metered_one_in < 0 || policy->metered_one_in > kMaxMeteredOneIn) {
+    return Refuse(key, value, rule);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status AddOverride(std::string_view pattern, std::string_view value,
                          ExchangePolicy* policy) {
   const std::string key = absl::StrCat("override:", std::string(pattern));
@@ -171,6 +183,7 @@ absl::Status SetKey(std::string_view key, std::string_view value,
       key == "gradients.rounding") {
     return SetGradientKey(key, value, &policy->gradients.block);
   }
+  if (key == "metering.one_in") return SetOneIn(key, value, policy);
   if (key == "seed") {
     return ParseNumber(key, value, "use a number of 64 bits", &policy->seed);
   }
@@ -185,7 +198,7 @@ absl::Status SetKey(std::string_view key, std::string_view value,
       "weights.resync_every_steps, gradients.codec, gradients.block, "
       "gradients.hadamard, gradients.range, "
       "gradients.rounding, gradients.error_feedback, secondary_partition, "
-      "partition_nodes, max_relative_error, seed, strict and "
+      "partition_nodes, max_relative_error, metering.one_in, seed, strict and "
       "override:PATTERN"));
 }
 
@@ -299,6 +312,9 @@ std::string PolicyDigest(const ExchangePolicy& policy) {
   AddChoice(policy.gradients, &digest);
   if (policy.weight_mode == WeightMode::kDelta) {
     digest.Add("delta 1").Add(policy.resync_every_steps);
+  }
+  if (policy.metered_one_in != kDefaultMeteredOneIn) {
+    digest.Add("metering 1").Add(policy.metered_one_in);
   }
   digest.Add(policy.opt_out_elements);
   digest.Add(static_cast<int64_t>(policy.seed));

@@ -4,7 +4,7 @@
 //   exact
 //   zeropp
 //   zeropp gradients.hadamard=32 override:*.norm.*=none
-//   delta4 weights.resync_every_steps=500
+//   delta4 weights.resync_every_steps=500 metering.one_in=8
 //   weights.codec=int8 weights.block=256 gradients.codec=int4
 //
 // Words are separated by spaces. The first may be a preset; the others set
@@ -22,6 +22,7 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/codec.h"
+#include "server/layout/metering.h"
 
 namespace ballast::layout {
 
@@ -69,6 +70,9 @@ struct ExchangePolicy {
   CodecChoice gradients{CodecId::kNone, {4, 128}};
   int64_t opt_out_elements = 0;  // tensors of at most so many: none
   uint64_t seed = 0;             // of stochastic rounding
+  // Of how many cells one is compared with what was meant (metering.h); 0:
+  // none, and no error is known.
+  int64_t metered_one_in = kDefaultMeteredOneIn;
   std::vector<CodecOverride> overrides;
 
   bool operator==(const ExchangePolicy&) const = default;
@@ -83,6 +87,13 @@ std::string PolicyDigest(const ExchangePolicy& policy);
 struct TensorCodecs {
   CodecChoice weights;
   CodecChoice gradients;
+
+  const CodecChoice& on(Path path) const {
+    return path == Path::kWeights ? weights : gradients;
+  }
+  CodecChoice& on(Path path) {
+    return path == Path::kWeights ? weights : gradients;
+  }
 };
 TensorCodecs CodecsOf(const ExchangePolicy& policy, std::string_view tensor,
                       int64_t num_elements);
