@@ -133,6 +133,8 @@ typedef struct ballast_step_result {
   double grad_norm; /* global, before clipping */
   double clip_factor;
   double lr; /* of group 0 */
+  /* How far what all nodes sent is from what was meant (RMS, sampled): this
+   * step's gradients or the weights they were computed from, the worse. */
   double relative_error;
   uint64_t wire_bytes_sent;
   uint64_t wire_bytes_received;

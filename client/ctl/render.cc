@@ -9,7 +9,7 @@
 namespace ballast::ctl {
 namespace {
 
-std::string Line(const char* name, const std::string& value) {
+std::string Line(const std::string& name, const std::string& value) {
   return absl::StrFormat("%-16s %s\n", name, value);
 }
 
@@ -33,6 +33,30 @@ std::string JobTable(
                   job.waiting_for().empty() ? "-" : job.waiting_for()});
   }
   return table.ToString();
+}
+
+// "0.021, 0.1 % clipped; worst h.0.mlp 0.043 (int4), …", a line per path.
+std::string QualityLines(const v1::GetJobReply& job) {
+  constexpr int kMaxNamed = 3;
+  std::string text;
+  for (const v1::PathQuality& path : job.quality()) {
+    std::string line = path.sampled() == 0
+                           ? "not measured yet"
+                           : absl::StrFormat("%.3g", path.relative_error());
+    if (path.clipped_share() > 0) {
+      absl::StrAppendFormat(&line, ", %.2g %% clipped",
+                            100 * path.clipped_share());
+    }
+    const int num_named = std::min(path.worst_size(), kMaxNamed);
+    for (int i = 0; i < num_named; ++i) {
+      const v1::TensorQuality& worst = path.worst(i);
+      absl::StrAppendFormat(&line, "%s %s %.3g (%s)", i == 0 ? "; worst" : ",",
+                            worst.tensor(), worst.relative_error(),
+                            worst.codec());
+    }
+    absl::StrAppend(&text, Line(absl::StrCat("error of ", path.path()), line));
+  }
+  return text;
 }
 
 }  // namespace
@@ -108,7 +132,7 @@ std::string Render(const v1::GetJobReply& job) {
                                         job.last_grad_norm())) +
       Line("last progress",
            FormatSeconds(job.steps_since_progress_ms() / 1e3) + " ago") +
-      Line("fallbacks", absl::StrCat(job.fallbacks())) +
+      Line("fallbacks", absl::StrCat(job.fallbacks())) + QualityLines(job) +
       Line("waits for",
            summary.waiting_for().empty() ? "nobody" : summary.waiting_for()) +
       Line("last failure",

@@ -50,6 +50,29 @@ TEST(RenderTest, JobShowsItsWorkers) {
   const std::string text = Render(job);
   EXPECT_NE(text.find("4711"), std::string::npos);
   EXPECT_NE(text.find("nobody"), std::string::npos);
+  EXPECT_EQ(text.find("error of"), std::string::npos);  // nothing is quantized
+}
+
+TEST(RenderTest, AJobNamesTheTensorsThatAreWorst) {
+  v1::GetJobReply job;
+  v1::PathQuality* const path = job.add_quality();
+  path->set_path("gradients");
+  EXPECT_NE(Render(job).find("error of gradients not measured yet"),
+            std::string::npos);
+  path->set_sampled(4096);
+  path->set_relative_error(0.0214);
+  path->set_clipped_share(0.015);
+  for (int i = 0; i < 4; ++i) {
+    v1::TensorQuality* const worst = path->add_worst();
+    worst->set_tensor("h." + std::to_string(i));
+    worst->set_codec("int4");
+    worst->set_relative_error(0.04 - 0.01 * i);
+  }
+  EXPECT_NE(Render(job).find("error of gradients 0.0214, 1.5 % clipped; worst "
+                             "h.0 0.04 (int4), h.1 0.03 (int4), h.2 0.02 "
+                             "(int4)\n"),
+            std::string::npos)
+      << Render(job);
 }
 
 }  // namespace

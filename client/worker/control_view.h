@@ -30,8 +30,10 @@ struct StepResult {
   uint32_t fallbacks = 0;
   double grad_norm = 0;  // global, before clipping
   double clip_factor = 1;
-  double lr = 0;              // of param group 0
-  double relative_error = 0;  // of the quantized exchange; 0 with `exact`
+  double lr = 0;  // of param group 0
+  // Of what all nodes sent, RMS, sampled: this step's gradients or the weights
+  // that they were computed from, the worse; 0 with `exact`.
+  double relative_error = 0;
   uint64_t wire_bytes_sent = 0;
   uint64_t wire_bytes_received = 0;
   uint64_t payload_bytes = 0;

@@ -51,6 +51,11 @@ class BlockCodec final : public Codec {
                          out);
   }
 
+  int64_t CountClipped(const Run& run, const float* in) const override {
+    if (spec_.range != kernels::Range::kClip16) return 0;
+    return kernels_->count_clipped(spec_, run.key, run.first, run.count, in);
+  }
+
   // Rotating back is the mean of 32 rotated errors with signs: no more than
   // the largest of them, plus its own fp32 rounding.
   double ErrorBound(double absmax) const override {

@@ -15,9 +15,9 @@ class BucketOperation {
   // Starts, cancels and counts it; never null.
   virtual BatchPipeline* pipeline() = 0;
 
-  // Of what this node encoded for the last finished step; zeros if nothing is
-  // quantized.
-  virtual ErrorSums errors() const = 0;
+  // Adds those of what this node encoded for the last finished step, whose
+  // window `sum` has; nothing if nothing is quantized.
+  virtual void AddErrors(PathErrors* sum) const = 0;
 };
 
 }  // namespace ballast::collective

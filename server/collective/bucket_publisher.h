@@ -26,7 +26,7 @@ class BucketPublisher final : public BucketOperation {
       Context* context, BucketId bucket);
 
   BatchPipeline* pipeline() override { return &pipeline_; }
-  ErrorSums errors() const override { return {}; }
+  void AddErrors(PathErrors*) const override {}
 
  private:
   BucketPublisher(Context* context, BucketId bucket);

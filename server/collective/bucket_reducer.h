@@ -40,7 +40,7 @@ class BucketReducer final : public BucketOperation {
       Context* context, BucketId bucket, std::span<float> window);
 
   BatchPipeline* pipeline() override { return &pipeline_; }
-  ErrorSums errors() const override { return {}; }
+  void AddErrors(PathErrors*) const override {}
 
  private:
   BucketReducer(Context* context, BucketId bucket, std::span<float> window);

@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "absl/status/status.h"
 #include "server/base/ids.h"
@@ -26,11 +27,12 @@ class ChunkCoder {
   // Of a chunk in a slice, before its runs.
   virtual int64_t header_bytes() const = 0;
 
-  // The owner's part: `chunk` into the slice and into its own weights.
-  // DataLoss if its copy is not what it wrote: nothing is sent or written.
+  // The owner's part: `chunk` into the slice and into its own weights; the
+  // errors of each run. DataLoss if its copy is not what it wrote: nothing is
+  // sent or written.
   virtual absl::Status Encode(int thread, Step step, const ChunkId& id,
                               const CodedChunk& chunk, std::byte* slice,
-                              ErrorSums* errors) const = 0;
+                              std::span<ErrorSums> errors) const = 0;
   // Everyone else's: from the slice into the weights. DataLoss if the chunk
   // would not become what its owner has: nothing is written.
   virtual absl::Status Decode(int thread, Step step, const ChunkId& id,

@@ -53,6 +53,10 @@ class Codec {
   virtual void DecodeAdd(int64_t count, const std::byte* in,
                          float* out) const = 0;
 
+  // How many elements Encode cuts off at the largest code; a sample's worth
+  // of work (kernels.h).
+  virtual int64_t CountClipped(const Run& run, const float* in) const = 0;
+
   // Of finite elements whose cell has no magnitude above `absmax`, unless the
   // value is beyond the largest of the codec's own type: |decoded - x|.
   virtual double ErrorBound(double absmax) const = 0;

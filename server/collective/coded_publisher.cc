@@ -34,13 +34,17 @@ CodedPublisher::CodedPublisher(Context* context, const ChunkCoder* coder,
       bucket_(context->bucket(bucket)),
       cut_(CutCodedBatches(bucket_, context->weight_codecs,
                            context->parts.batch_bytes, coder->header_bytes())),
-      encode_errors_(context->own_shard(bucket).chunks.size()),
-      pipeline_(context, [this] { Report(); }) {
+      pipeline_(context, [context, bucket] {
+        context->observer->OnBucketPublished(bucket);
+      }) {
   for (const layout::Shard& shard : bucket_.shards) {
     slices_.push_back(
         PlanSlice(shard, context->weight_codecs, coder->header_bytes()));
     bytes_.push_back(window.data());
     window = window.subspan(slices_.back().bytes);
+  }
+  for (const CodedChunk& chunk : slices_[context->parts.node.value()].chunks) {
+    errors_.emplace_back(chunk.runs.size());
   }
 }
 
@@ -74,11 +78,9 @@ std::vector<BatchPipeline::Run> CodedPublisher::EncodeTasks(size_t batch) {
   const Batch& own = cut_[self][batch];
   for (size_t i = own.first_chunk; i < own.end_chunk; ++i) {
     tasks.emplace_back([this, self, i](int thread) {
-      encode_errors_[i] = {};
       const ChunkId id{bucket_.id, context_->parts.node, i};
       return coder_->Encode(thread, pipeline_.step(), id,
-                            slices_[self].chunks[i], bytes_[self],
-                            &encode_errors_[i]);
+                            slices_[self].chunks[i], bytes_[self], errors_[i]);
     });
   }
   return tasks;
@@ -102,10 +104,12 @@ std::vector<BatchPipeline::Run> CodedPublisher::DecodeTasks(size_t batch) {
   return tasks;
 }
 
-void CodedPublisher::Report() {
-  errors_ = {};
-  for (const ErrorSums& errors : encode_errors_) errors_.Add(errors);
-  context_->observer->OnBucketPublished(bucket_.id);
+void CodedPublisher::AddErrors(PathErrors* sum) const {
+  const CodedSlice& own = slices_[context_->parts.node.value()];
+  for (size_t i = 0; i < own.chunks.size(); ++i) {
+    context_->AddErrors(layout::Path::kWeights, own.chunks[i].runs, errors_[i],
+                        sum);
+  }
 }
 
 }  // namespace ballast::collective

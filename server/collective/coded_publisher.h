@@ -45,7 +45,7 @@ class CodedPublisher final : public BucketOperation {
       std::span<std::byte> window);
 
   BatchPipeline* pipeline() override { return &pipeline_; }
-  ErrorSums errors() const override { return errors_; }
+  void AddErrors(PathErrors* sum) const override;
 
  private:
   CodedPublisher(Context* context, const ChunkCoder* coder, BucketId bucket,
@@ -54,16 +54,14 @@ class CodedPublisher final : public BucketOperation {
   absl::Status MakeBatch(size_t batch);
   std::vector<BatchPipeline::Run> EncodeTasks(size_t batch);
   std::vector<BatchPipeline::Run> DecodeTasks(size_t batch);
-  void Report();
 
   Context* const context_;
   const ChunkCoder* const coder_;
   const layout::Bucket& bucket_;
   const BatchCut cut_;
-  std::vector<CodedSlice> slices_;        // by owner
-  std::vector<std::byte*> bytes_;         // encoded, by owner
-  std::vector<ErrorSums> encode_errors_;  // by own chunk
-  ErrorSums errors_;
+  std::vector<CodedSlice> slices_;              // by owner
+  std::vector<std::byte*> bytes_;               // encoded, by owner
+  std::vector<std::vector<ErrorSums>> errors_;  // by own chunk, by run
   BatchPipeline pipeline_;
 };
 

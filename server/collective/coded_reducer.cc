@@ -43,7 +43,10 @@ CodedReducer::CodedReducer(Context* context, BucketId bucket,
   for (const layout::Shard& shard : bucket_.shards) {
     slices_.push_back(PlanSlice(shard, context->gradient_codecs));
     contributions_.push_back(take(slices_.back().bytes));
-    encode_errors_.emplace_back(shard.chunks.size());
+    errors_.emplace_back();
+    for (const CodedChunk& chunk : slices_.back().chunks) {
+      errors_.back().emplace_back(chunk.runs.size());
+    }
   }
   const int self = context->parts.node.value();
   finish_results_.resize(slices_[self].chunks.size());
@@ -85,7 +88,7 @@ std::vector<BatchPipeline::Run> CodedReducer::EncodeTasks(size_t batch) {
     for (size_t i = cut.first_chunk; i < cut.end_chunk; ++i) {
       tasks.emplace_back([this, owner, i](int thread) {
         EncodeChunk(thread, slices_[owner].chunks[i].runs,
-                    contributions_[owner], &encode_errors_[owner][i]);
+                    contributions_[owner], errors_[owner][i]);
         return absl::OkStatus();
       });
     }
@@ -107,22 +110,28 @@ std::vector<BatchPipeline::Run> CodedReducer::FinishTasks(size_t batch) {
 }
 
 void CodedReducer::Report() {
-  errors_ = {};
-  for (const std::vector<ErrorSums>& of_owner : encode_errors_) {
-    for (const ErrorSums& errors : of_owner) errors_.Add(errors);
-  }
   Reduced reduced;
   for (const Reduced& partial : finish_results_) reduced.Merge(partial);
   context_->observer->OnBucketReduced(bucket_.id, reduced);
 }
 
+void CodedReducer::AddErrors(PathErrors* sum) const {
+  for (size_t owner = 0; owner < slices_.size(); ++owner) {
+    for (size_t i = 0; i < slices_[owner].chunks.size(); ++i) {
+      context_->AddErrors(layout::Path::kGradients,
+                          slices_[owner].chunks[i].runs, errors_[owner][i],
+                          sum);
+    }
+  }
+}
+
 void CodedReducer::EncodeChunk(int thread, std::span<const CodedRun> runs,
-                               std::byte* slice, ErrorSums* errors) {
-  *errors = {};
+                               std::byte* slice, std::span<ErrorSums> errors) {
   const Parts& parts = context_->parts;
   ThreadPointers& pointers = context_->threads[thread];
   float* const sum = pointers.scratch.data();
-  for (const CodedRun& coded : runs) {
+  for (size_t r = 0; r < runs.size(); ++r) {
+    const CodedRun& coded = runs[r];
     const layout::Piece& piece = *coded.piece;
     for (size_t i = 0; i < parts.gradients.size(); ++i) {
       pointers.sources[i] = context_->GradientOf(static_cast<int>(i), piece);
@@ -133,7 +142,8 @@ void CodedReducer::EncodeChunk(int thread, std::span<const CodedRun> runs,
     const Run run =
         context_->RunOf(coded, pipeline_.step(), parts.node.value());
     coded.codec->Encode(run, sum, slice + coded.offset);
-    errors->Add(Sample(*coded.codec, run, sum));
+    context_->Meter(layout::Path::kGradients, coded, run, pipeline_.step(), sum,
+                    sum, &errors[r]);
   }
 }
 

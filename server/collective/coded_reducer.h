@@ -45,7 +45,7 @@ class CodedReducer final : public BucketOperation {
       Context* context, BucketId bucket, std::span<std::byte> window);
 
   BatchPipeline* pipeline() override { return &pipeline_; }
-  ErrorSums errors() const override { return errors_; }
+  void AddErrors(PathErrors* sum) const override;
 
  private:
   CodedReducer(Context* context, BucketId bucket, std::span<std::byte> window);
@@ -57,7 +57,7 @@ class CodedReducer final : public BucketOperation {
 
   // On pool threads.
   void EncodeChunk(int thread, std::span<const CodedRun> runs, std::byte* slice,
-                   ErrorSums* errors);
+                   std::span<ErrorSums> errors);
   void FinishChunk(std::span<const CodedRun> runs, Reduced* reduced);
 
   Context* const context_;
@@ -66,9 +66,9 @@ class CodedReducer final : public BucketOperation {
   std::vector<CodedSlice> slices_;         // by owner
   std::vector<std::byte*> contributions_;  // of this node, by owner
   std::vector<std::byte*> own_slices_;     // of the own slice: by contributor
-  std::vector<std::vector<ErrorSums>> encode_errors_;  // by owner, by chunk
-  std::vector<Reduced> finish_results_;                // by own chunk
-  ErrorSums errors_;
+  // By owner, by chunk, by run.
+  std::vector<std::vector<std::vector<ErrorSums>>> errors_;
+  std::vector<Reduced> finish_results_;  // by own chunk
   BatchPipeline pipeline_;
 };
 

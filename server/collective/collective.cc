@@ -20,7 +20,6 @@
 #include "server/collective/coded_reducer.h"
 #include "server/collective/context.h"
 #include "server/collective/delta_coder.h"
-#include "server/collective/error_sums.h"
 #include "server/collective/reduce_order.h"
 #include "server/collective/resync.h"
 #include "server/collective/value_coder.h"
@@ -186,14 +185,17 @@ class HierarchicalCollective final : public Collective,
             .faults = context_.parts.published->faults()};
   }
 
-  double RelativeError() const override {
-    double worst = 0;
-    for (const auto* operations : {&reducers_, &publishers_}) {
-      ErrorSums sums;
-      for (const auto& operation : *operations) sums.Add(operation->errors());
-      worst = std::max(worst, sums.Relative());
-    }
-    return worst;
+  PathErrors Errors(layout::Path path, Step step) const override {
+    PathErrors sum;
+    if (context_.parts.plan == nullptr) return sum;
+    const layout::MeterWindow window =
+        context_.parts.plan->MeteredIn(path, step);
+    sum.first = window.first;
+    sum.tensors.resize(window.count);
+    const Operations& operations =
+        path == layout::Path::kGradients ? reducers_ : publishers_;
+    for (const auto& operation : operations) operation->AddErrors(&sum);
+    return sum;
   }
 
  private:

@@ -28,8 +28,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/base/ids.h"
+#include "server/collective/error_sums.h"        // IWYU pragma: export
 #include "server/collective/parts.h"             // IWYU pragma: export
 #include "server/collective/published_chunks.h"  // IWYU pragma: export
+#include "server/layout/metering.h"
 
 namespace ballast::collective {
 
@@ -70,9 +72,10 @@ class Collective {
 
   virtual PublishedState published() const = 0;
 
-  // Of what this node encoded for the last step (sampled, L2), gradients or
-  // weights, whichever is worse; 0 if nothing is quantized.
-  virtual double RelativeError() const = 0;
+  // Of what this node encoded for `step`, all of whose buckets were reduced or
+  // published last: of the metered tensors whose turn it was
+  // (layout::ExchangePlan::MeteredIn), none where nothing is quantized.
+  virtual PathErrors Errors(layout::Path path, Step step) const = 0;
 };
 
 }  // namespace ballast::collective

@@ -305,7 +305,7 @@ TEST(CollectiveDeltaTest, TheErrorIsMeasuredBesideTheWeights) {  // I21
   const auto measure = [](const std::string& policy) {
     Job job({.nodes = 2, .tensors = {{"w", {40'000}}}, .exchange = policy});
     job.Publish(1);
-    return job.rig().collective(0)->RelativeError();
+    return job.rig().RelativeError(layout::Path::kWeights, Step(1));
   };
   const double delta = measure("weights.mode=delta weights.codec=int4");
   EXPECT_GT(delta, 0);

@@ -310,6 +310,22 @@ std::vector<std::vector<float>> Rig::Means() {
   return means;
 }
 
+std::vector<ErrorSums> Rig::Errors(layout::Path path, Step step) {
+  std::vector<ErrorSums> sums;
+  for (Node& node : nodes_) {
+    const PathErrors errors = node.collective->Errors(path, step);
+    sums.resize(errors.tensors.size());
+    for (size_t i = 0; i < sums.size(); ++i) sums[i].Merge(errors.tensors[i]);
+  }
+  return sums;
+}
+
+double Rig::RelativeError(layout::Path path, Step step) {
+  ErrorSums whole;
+  for (const ErrorSums& sums : Errors(path, step)) whole.Merge(sums);
+  return whole.Relative();
+}
+
 kernels::ExactSum Rig::Norm() {
   kernels::ExactSum norm;
   for (Node& node : nodes_) norm.Merge(node.observer.total.norm2);

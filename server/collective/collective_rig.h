@@ -145,6 +145,9 @@ class Rig {
   // and the norm over all nodes.
   std::vector<std::vector<float>> Means();
   kernels::ExactSum Norm();
+  // Of all nodes, by metered tensor of the window.
+  std::vector<ErrorSums> Errors(layout::Path path, Step step);
+  double RelativeError(layout::Path path, Step step);  // of all of them
 
  private:
   struct Node {

@@ -18,9 +18,11 @@
 #include "server/base/ids.h"
 #include "server/collective/codec.h"
 #include "server/collective/coded_slice.h"
+#include "server/collective/error_sums.h"
 #include "server/collective/parts.h"
 #include "server/collective/task_gate.h"
 #include "server/collective/tree_plan.h"
+#include "server/layout/exchange_plan.h"
 #include "server/layout/layout.h"
 #include "server/transport/transport.h"
 
@@ -119,6 +121,43 @@ struct Context {
                                        step.value(), hop);
     }
     return run;
+  }
+  // The errors of one run on the path, if its tensor's turn is in `step`:
+  // `values` are encoded as `run` says, `whole` is what an error is relative
+  // to.
+  void Meter(layout::Path path, const CodedRun& coded, const Run& run,
+             Step step, const float* values, const float* whole,
+             ErrorSums* errors) const {
+    *errors = {};
+    const TensorId tensor = coded.piece->tensor;
+    const layout::MeterWindow window = parts.plan->MeteredIn(path, step);
+    const int index = parts.plan->MeteredIndex(path, tensor) - window.first;
+    if (index < 0 || index >= window.count) return;
+    constexpr int64_t kCell = layout::kCellElements;
+    const int64_t num_cells =
+        (parts.layout->place(tensor).num_elements + kCell - 1) / kCell;
+    for (int64_t begin = 0; begin < run.count; begin += kCell) {
+      if (!layout::IsSampled(parts.plan->policy().metered_one_in,
+                             (run.first + begin) / kCell, num_cells,
+                             window.turn)) {
+        continue;
+      }
+      const Run cell = {.key = run.key,
+                        .first = run.first + begin,
+                        .count = std::min(kCell, run.count - begin)};
+      SampleCell(*coded.codec, cell, values + begin, whole + begin, errors);
+    }
+  }
+  // Adds those of a chunk's runs to their tensors.
+  void AddErrors(layout::Path path, std::span<const CodedRun> runs,
+                 std::span<const ErrorSums> errors, PathErrors* sum) const {
+    for (size_t i = 0; i < runs.size(); ++i) {
+      if (errors[i].sampled == 0) continue;
+      const TensorId tensor = runs[i].piece->tensor;
+      const int index = parts.plan->MeteredIndex(path, tensor) - sum->first;
+      if (index < 0 || index >= static_cast<int>(sum->tensors.size())) continue;
+      sum->tensors[index].Merge(errors[i]);
+    }
   }
   // Of a piece's reduced gradient.
   void AddNorm(const float* gradient, int64_t count, Reduced* reduced) const {

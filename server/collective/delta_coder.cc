@@ -28,12 +28,12 @@ class DeltaCoder final : public ChunkCoder {
 
   absl::Status Encode(int thread, Step step, const ChunkId& id,
                       const CodedChunk& chunk, std::byte* slice,
-                      ErrorSums* errors) const override {
+                      std::span<ErrorSums> errors) const override {
     Header header;
     absl::Status status = CheckCopy(id, &header.before);
     if (!status.ok()) return status;
-    for (const CodedRun& coded : chunk.runs) {
-      EncodeRun(thread, step, coded, slice, errors);
+    for (size_t i = 0; i < chunk.runs.size(); ++i) {
+      EncodeRun(thread, step, chunk.runs[i], slice, &errors[i]);
     }
     header.after = Apply(thread, chunk, slice);
     std::memcpy(slice + chunk.offset, &header, sizeof(header));
@@ -107,7 +107,8 @@ class DeltaCoder final : public ChunkCoder {
     }
     const Run run = context_->WeightRunOf(coded, step);
     coded.codec->Encode(run, values, slice + coded.offset);
-    errors->Add(Sample(*coded.codec, run, values, master));
+    context_->Meter(layout::Path::kWeights, coded, run, step, values, master,
+                    errors);
   }
 
   // The chunk's new bits, piece after piece, into the thread's memory; returns

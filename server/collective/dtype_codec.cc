@@ -48,6 +48,8 @@ class DTypeCodec final : public Codec {
     }
   }
 
+  int64_t CountClipped(const Run&, const float*) const override { return 0; }
+
   // Half a unit in the last place, subnormals included.
   double ErrorBound(double absmax) const override {
     switch (dtype_) {

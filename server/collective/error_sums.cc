@@ -1,6 +1,5 @@
 #include "server/collective/error_sums.h"
 
-#include <algorithm>
 #include <array>
 #include <cmath>
 
@@ -15,30 +14,32 @@ constexpr int64_t kMaxCellBytes = kernels::kCellElements * 5;
 }  // namespace
 
 double ErrorSums::Relative() const {
-  return value2 > 0 ? std::sqrt(error2 / value2) : 0;
+  const double value = value2.ToDouble();
+  return value > 0 ? std::sqrt(error2.ToDouble() / value) : 0;
 }
 
-ErrorSums Sample(const Codec& codec, const Run& run, const float* values,
-                 const float* whole) {
+void SampleCell(const Codec& codec, const Run& cell, const float* values,
+                const float* whole, ErrorSums* sums) {
   alignas(64) std::array<std::byte, kMaxCellBytes> bytes;
   alignas(64) std::array<float, kernels::kCellElements> decoded;
-  Run cell = run;
-  cell.count = std::min(run.count, kernels::kCellElements);
-  ErrorSums sums;
-  if (codec.EncodedBytes(cell.count) > kMaxCellBytes) return sums;
-  if (!codec.traits().is_exact) {
-    codec.Encode(cell, values, bytes.data());
-    codec.Decode(cell.count, bytes.data(), decoded.data());
+  if (cell.count > kernels::kCellElements ||
+      codec.EncodedBytes(cell.count) > kMaxCellBytes) {
+    return;
   }
+  codec.Encode(cell, values, bytes.data());
+  codec.Decode(cell.count, bytes.data(), decoded.data());
+  double error2 = 0;
+  double value2 = 0;
   for (int64_t i = 0; i < cell.count; ++i) {
-    const double value = values[i];
-    const double error = codec.traits().is_exact ? 0 : decoded[i] - value;
-    sums.error2 += error * error;
-    sums.value2 += static_cast<double>(whole[i]) * whole[i];
+    const double error = double{decoded[i]} - values[i];
+    error2 += error * error;
+    value2 += double{whole[i]} * whole[i];
   }
-  const bool is_finite =
-      std::isfinite(sums.error2) && std::isfinite(sums.value2);
-  return is_finite ? sums : ErrorSums();
+  if (!std::isfinite(error2) || !std::isfinite(value2)) return;
+  sums->error2.Add(error2);
+  sums->value2.Add(value2);
+  sums->sampled += cell.count;
+  sums->clipped += codec.CountClipped(cell, values);
 }
 
 }  // namespace ballast::collective

@@ -1,21 +1,30 @@
-// How far what was sent is from what was meant, from a sample: the first cell
-// of each run (about one in 32).
+// How far what was sent is from what was meant: sums over sampled cells
+// (layout/metering.h). A cell's sums are in fp64, element by element; those of
+// cells are added exactly, so that no cut and no order changes a bit.
 //
 // Threading: plain values and pure functions, no allocation.
 #ifndef SERVER_COLLECTIVE_ERROR_SUMS_H_
 #define SERVER_COLLECTIVE_ERROR_SUMS_H_
 
+#include <cstdint>
+#include <vector>
+
+#include "kernels/exact_sum.h"
 #include "server/collective/codec.h"
 
 namespace ballast::collective {
 
 struct ErrorSums {
-  double error2 = 0;
-  double value2 = 0;
+  kernels::ExactSum error2;  // (decoded - value)^2
+  kernels::ExactSum value2;  // of what an error is relative to
+  uint64_t sampled = 0;      // elements
+  uint64_t clipped = 0;      // of them, cut off at the largest code
 
-  void Add(const ErrorSums& other) {
-    error2 += other.error2;
-    value2 += other.value2;
+  void Merge(const ErrorSums& other) {
+    error2.Merge(other.error2);
+    value2.Merge(other.value2);
+    sampled += other.sampled;
+    clipped += other.clipped;
   }
   // In the L2 sense; 0 if there is no value.
   double Relative() const;
@@ -23,15 +32,18 @@ struct ErrorSums {
   bool operator==(const ErrorSums&) const = default;
 };
 
-// Of the encoding of `values`, beside the magnitude of `whole` (of deltas: what
-// they are the last part of). A sample that is not finite counts as nothing:
-// the step will be skipped.
-ErrorSums Sample(const Codec& codec, const Run& run, const float* values,
-                 const float* whole);
-inline ErrorSums Sample(const Codec& codec, const Run& run,
-                        const float* values) {
-  return Sample(codec, run, values, values);
-}
+// One path of one step on this node: of the metered tensors from `first` on
+// (layout::MeterWindow).
+struct PathErrors {
+  int first = 0;
+  std::vector<ErrorSums> tensors;
+};
+
+// Adds one cell of the encoding of `values`, beside the magnitude of `whole`
+// (of deltas: what they are the last part of). A cell that is not finite
+// counts as nothing: the step will be skipped.
+void SampleCell(const Codec& codec, const Run& cell, const float* values,
+                const float* whole, ErrorSums* sums);
 
 }  // namespace ballast::collective
 

@@ -38,7 +38,7 @@ class Resync final : public BucketOperation {
       Context* context, BucketId bucket, std::span<std::byte> window);
 
   BatchPipeline* pipeline() override { return &pipeline_; }
-  ErrorSums errors() const override { return {}; }
+  void AddErrors(PathErrors*) const override {}
 
  private:
   Resync(Context* context, BucketId bucket);

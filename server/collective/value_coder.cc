@@ -11,12 +11,14 @@ class ValueCoder final : public ChunkCoder {
 
   absl::Status Encode(int thread, Step step, const ChunkId&,
                       const CodedChunk& chunk, std::byte* slice,
-                      ErrorSums* errors) const override {
-    for (const CodedRun& coded : chunk.runs) {
+                      std::span<ErrorSums> errors) const override {
+    for (size_t i = 0; i < chunk.runs.size(); ++i) {
+      const CodedRun& coded = chunk.runs[i];
       const float* const master = context_->MasterOf(*coded.piece);
       const Run run = context_->WeightRunOf(coded, step);
       coded.codec->Encode(run, master, slice + coded.offset);
-      errors->Add(Sample(*coded.codec, run, master));
+      context_->Meter(layout::Path::kWeights, coded, run, step, master, master,
+                      &errors[i]);
       DecodeRun(thread, coded, slice);
     }
     return absl::OkStatus();

@@ -44,7 +44,10 @@ ipc::StepReport ToReport(const engine::StepSummary& summary) {
   report.grad_norm = summary.grad_norm;
   report.clip_factor = summary.clip_factor;
   report.lr = summary.lr;
-  report.relative_error = summary.relative_error;
+  for (const engine::PathQuality& path : summary.quality) {
+    report.relative_error =
+        std::max(report.relative_error, path.relative_error);
+  }
   report.wire_bytes_sent = summary.wire_bytes_sent;
   report.wire_bytes_received = summary.wire_bytes_received;
   report.payload_bytes = summary.payload_bytes;
@@ -120,6 +123,13 @@ absl::Status JobRuntime::Initialize() {
   members.incarnation = parts_.incarnation;
   members.optimizer = spec.optimizer;
   members.gradient_clipping = spec.gradient_clipping;
+  if (policy.metered_one_in > 0) {
+    for (const layout::Path path : layout::kPaths) {
+      const std::span<const TensorId> metered = plan_->metered(path);
+      members.metered[static_cast<size_t>(path)].assign(metered.begin(),
+                                                        metered.end());
+    }
+  }
   members.join_timeout = parts_.join_timeout;
   members.peer_timeout = parts_.peer_timeout;
   members.clock = parts_.clock;

@@ -93,6 +93,7 @@ class JobRuntime final : public session::JobObserver,
   const session::LocalJob& job() const { return *parts_.job; }
   const engine::JobEngine& engine() const { return *engine_; }
   optimizer::ShardState& state() const { return *state_; }
+  const layout::ExchangePlan& plan() const { return *plan_; }
   Generation generation() const { return membership_->generation(); }
   absl::Time last_progress() const { return last_progress_; }
   // Null with one node.

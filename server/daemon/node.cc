@@ -35,6 +35,30 @@ void FillSteps(const engine::JobEngine& engine, v1::GetJobReply* reply) {
   reply->set_fallbacks(last.fallbacks);
 }
 
+void FillQuality(const layout::Layout& layout, const JobRuntime& runtime,
+                 v1::GetJobReply* reply) {
+  for (const layout::Path path : layout::kPaths) {
+    if (runtime.plan().metered(path).empty()) continue;
+    const v1::ErrorReport& report = runtime.engine().last_errors(path);
+    v1::PathQuality* const quality = reply->add_quality();
+    quality->set_path(std::string(layout::Name(path)));
+    quality->set_relative_error(report.relative_error());
+    quality->set_clipped_share(report.clipped_share());
+    quality->set_sampled(report.sampled());
+    for (const v1::TensorError& error : report.worst()) {
+      // A peer's word.
+      const auto num_tensors = static_cast<int>(layout.tensors().size());
+      if (error.tensor() < 0 || error.tensor() >= num_tensors) continue;
+      const TensorId tensor(error.tensor());
+      v1::TensorQuality* const worst = quality->add_worst();
+      worst->set_tensor(layout.tensor(tensor).name);
+      worst->set_codec(std::string(
+          layout::Name(runtime.plan().codecs(tensor).on(path).codec)));
+      worst->set_relative_error(error.relative_error());
+    }
+  }
+}
+
 session::Options SessionOptions(const Leaves& leaves,
                                 const NodeOptions& options) {
   session::Options result = options.sessions;
@@ -163,6 +187,7 @@ absl::StatusOr<v1::GetJobReply> Node::GetJob(const std::string& name) const {
   reply.set_last_failure(job->last_failure());
   if (const JobRuntime* const runtime = Find(name); runtime != nullptr) {
     FillSteps(runtime->engine(), &reply);
+    FillQuality(layout, *runtime, &reply);
     reply.set_steps_since_progress_ms(absl::ToInt64Milliseconds(
         leaves_.clock->Now() - runtime->last_progress()));
     if (runtime->peers() != nullptr) {

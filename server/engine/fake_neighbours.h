@@ -90,11 +90,18 @@ class FakeCollective final : public collective::Collective {
   }
   collective::ByteCounts byte_counts() const override { return bytes; }
   collective::PublishedState published() const override { return state; }
-  double RelativeError() const override { return relative_error; }
+  collective::PathErrors Errors(layout::Path path, Step step) const override {
+    collective::PathErrors errors;
+    if (!is_metered) return errors;
+    // What comes back says whom it was asked of.
+    errors.tensors.emplace_back().sampled =
+        100 * static_cast<size_t>(path) + step.value();
+    return errors;
+  }
 
   collective::ByteCounts bytes;
   collective::PublishedState state;
-  double relative_error = 0;
+  bool is_metered = false;
 
  private:
   CallLog* const log_;

@@ -1,5 +1,6 @@
 #include "server/engine/job_engine.h"
 
+#include <array>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -8,6 +9,7 @@
 #include "kernels/dtype.h"
 #include "kernels/exact_sum.h"
 #include "server/engine/contributions.h"
+#include "server/engine/error_votes.h"
 #include "server/engine/group_values.h"
 #include "server/engine/step_clock.h"
 #include "server/engine/step_metrics.h"
@@ -22,6 +24,11 @@ enum class BucketStage {
   kUpdating,
   kPublishing,
 };
+
+const v1::ErrorReport& ReportOf(const v1::Commit& commit, layout::Path path) {
+  return path == layout::Path::kGradients ? commit.gradient_errors()
+                                          : commit.weight_errors();
+}
 
 // The step that the workers compute, up to its commit.
 struct OpenStep {
@@ -116,6 +123,12 @@ class JobEngineImpl final : public JobEngine {
         CommittedStep{.summary = Summarize(commit), .clock = open_->clock});
     committed_->clock.OnCommitted(parts_.clock->Now());
     ++counts_.committed;
+    published_errors_.Clear();
+    if (!commit.skipped()) {
+      for (const layout::Path path : layout::kPaths) {
+        reports_[static_cast<size_t>(path)] = ReportOf(commit, path);
+      }
+    }
     if (commit.skipped()) ++counts_.skipped;
     stages_.assign(num_buckets_, BucketStage::kUpdating);
     parts_.workers->Committed(committed_->summary);
@@ -173,6 +186,9 @@ class JobEngineImpl final : public JobEngine {
   }
   Counts counts() const override { return counts_; }
   const StepSummary& last_summary() const override { return last_summary_; }
+  const v1::ErrorReport& last_errors(layout::Path path) const override {
+    return reports_[static_cast<size_t>(path)];
+  }
 
   std::string WaitingFor(absl::Time now) const override {
     if (!IsOpen() || committed_.has_value() || open_->has_voted) return "";
@@ -239,6 +255,9 @@ class JobEngineImpl final : public JobEngine {
     v1::Vote vote;
     vote.set_step(open_->step.value());
     vote.set_published_digest(collective_->published().digest);
+    *vote.mutable_gradient_errors() = ToPathErrors(
+        collective_->Errors(layout::Path::kGradients, open_->step));
+    *vote.mutable_weight_errors() = published_errors_;
     const absl::Status agreement = contributions_.Agreement();
     if (!agreement.ok()) {
       vote.set_refusal_code(static_cast<int>(agreement.code()));
@@ -263,6 +282,12 @@ class JobEngineImpl final : public JobEngine {
     summary.grad_norm = commit.grad_norm();
     summary.clip_factor = commit.clip_factor();
     summary.lr = commit.groups_size() > 0 ? commit.groups(0).lr() : 0;
+    for (const layout::Path path : layout::kPaths) {
+      const v1::ErrorReport& report = ReportOf(commit, path);
+      summary.quality[static_cast<size_t>(path)] = {
+          .relative_error = report.relative_error(),
+          .clipped_share = report.clipped_share()};
+    }
     return summary;
   }
 
@@ -318,8 +343,10 @@ class JobEngineImpl final : public JobEngine {
     last_summary_.wire_bytes_sent = carried_.wire_sent;
     last_summary_.wire_bytes_received = carried_.wire_received;
     last_summary_.payload_bytes = carried_.payload_sent;
-    last_summary_.relative_error =
-        last_summary_.skipped ? 0 : collective_->RelativeError();
+    if (!last_summary_.skipped) {
+      published_errors_ = ToPathErrors(
+          collective_->Errors(layout::Path::kWeights, last_summary_.step));
+    }
     last_summary_.seconds = committed_->clock.seconds();
     last_summary_.stage_seconds = committed_->clock.stage_seconds();
     carried_ = {};
@@ -368,6 +395,10 @@ class JobEngineImpl final : public JobEngine {
   WeightVersion published_version_;
   Counts counts_;
   StepSummary last_summary_;
+  // Of the weights that are published, for the vote on the step that they are
+  // used in; an abort repeats the vote.
+  v1::PathErrors published_errors_;
+  std::array<v1::ErrorReport, layout::kNumPaths> reports_;
   StepMetrics metrics_;
   int updates_in_flight_ = 0;
   bool is_stopped_ = false;

@@ -33,6 +33,7 @@
 #include "server/collective/collective.h"
 #include "server/engine/ports.h"
 #include "server/layout/layout.h"
+#include "server/layout/metering.h"
 #include "server/metrics/metrics.h"
 #include "server/optimizer/optimizer.h"
 
@@ -94,6 +95,8 @@ class JobEngine : public optimizer::UpdateObserver,
   virtual bool is_idle() const = 0;  // nothing in flight, no open commit
   virtual Counts counts() const = 0;
   virtual const StepSummary& last_summary() const = 0;
+  // Of the last step that was not skipped, over all nodes.
+  virtual const v1::ErrorReport& last_errors(layout::Path path) const = 0;
   // Whom or what the open step waits for ("rank 2 has not pushed 3 of 12
   // buckets of step 118 for 12.3 s"); empty if for nobody.
   virtual std::string WaitingFor(absl::Time now) const = 0;

@@ -524,5 +524,54 @@ TEST_F(AnyOrder, WithoutOnePushThereIsNoCommit) {  // I19, the control
   }
 }
 
+// A vote has the errors of its own gradients, and of the weights that they
+// were computed from, once those were published.
+TEST_F(JobEngineTest, AVoteTellsTheErrorsOfWhatWasSent) {  // I21
+  collective_.is_metered = true;
+  Make(1);
+  const auto sampled = [](const v1::PathErrors& errors) {
+    return errors.tensors_size() == 0 ? 0 : errors.tensors(0).sampled();
+  };
+  const auto last_vote = [&] { return members_.votes.back(); };
+  Compute();
+  EXPECT_EQ(sampled(last_vote().gradient_errors()), 1);
+  EXPECT_EQ(sampled(last_vote().weight_errors()), 0);
+  CarryOut(1);
+  Compute();
+  EXPECT_EQ(sampled(last_vote().gradient_errors()), 2);
+  EXPECT_EQ(sampled(last_vote().weight_errors()), 101);
+  // The same again after an abort (I20), not after a step that was skipped.
+  engine_->OnAbort(AbortOf(2));
+  engine_->Start(Generation(2), Step(2), &collective_);
+  Compute();
+  EXPECT_EQ(sampled(last_vote().weight_errors()), 101);
+  engine_->OnCommit(CommitOf(2, /*skipped=*/true));
+  Compute();
+  EXPECT_EQ(sampled(last_vote().gradient_errors()), 3);
+  EXPECT_EQ(sampled(last_vote().weight_errors()), 0);
+}
+
+TEST_F(JobEngineTest, TheErrorsOfACommitAreThoseOfTheWholeJob) {  // I21, I25
+  Make(1);
+  Compute();
+  v1::Commit commit = CommitOf(1);
+  commit.mutable_gradient_errors()->set_relative_error(0.02);
+  commit.mutable_gradient_errors()->set_clipped_share(0.5);
+  commit.mutable_weight_errors()->set_relative_error(0.01);
+  engine_->OnCommit(commit);
+  Updated(0);
+  Published(0);
+  const auto& quality = engine_->last_summary().quality;
+  EXPECT_EQ(quality[0].relative_error, 0.02);
+  EXPECT_EQ(quality[0].clipped_share, 0.5);
+  EXPECT_EQ(quality[1].relative_error, 0.01);
+  // A skipped step measures nothing: what was known stays.
+  Compute();
+  engine_->OnCommit(CommitOf(2, /*skipped=*/true));
+  EXPECT_EQ(engine_->last_summary().quality[0].relative_error, 0);
+  EXPECT_EQ(engine_->last_errors(layout::Path::kGradients).relative_error(),
+            0.02);
+}
+
 }  // namespace
 }  // namespace ballast::engine

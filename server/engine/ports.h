@@ -11,11 +11,18 @@
 #include "absl/status/status.h"
 #include "proto/peer.pb.h"
 #include "server/base/ids.h"
+#include "server/layout/metering.h"
 
 namespace ballast::engine {
 
 enum class Stage { kCollect, kReduce, kVote, kUpdate, kPublish, kWait };
 inline constexpr int kNumStages = 6;
+
+// Of what all nodes sent of a path, sampled (v1::ErrorReport).
+struct PathQuality {
+  double relative_error = 0;
+  double clipped_share = 0;
+};
 
 // proto::StepRecord without its words.
 struct StepSummary {
@@ -27,7 +34,9 @@ struct StepSummary {
   double grad_norm = 0;
   double clip_factor = 1;
   double lr = 0;
-  double relative_error = 0;
+  // By layout::Path: of this step's gradients, of the weights that they were
+  // computed from.
+  std::array<PathQuality, layout::kNumPaths> quality{};
   uint32_t fallbacks = 0;
   uint64_t wire_bytes_sent = 0;
   uint64_t wire_bytes_received = 0;

@@ -35,6 +35,13 @@ StepMetrics::StepMetrics(metrics::JobMetrics* job, std::string_view transport)
   for (size_t i = 0; i < faults_.size(); ++i) {
     faults_[i] = job->counter(Family::kWeightChunksBad, {kFaultNames[i]});
   }
+  for (const layout::Path path : layout::kPaths) {
+    quality_[static_cast<size_t>(path)] = {
+        .relative_error =
+            job->gauge(Family::kExchangeRelativeError, {layout::Name(path)}),
+        .clipped_share =
+            job->gauge(Family::kExchangeClippedShare, {layout::Name(path)})};
+  }
   last_committed_ = job->gauge(Family::kStepLastCommitted);
   last_committed_time_ = job->gauge(Family::kStepLastCommittedTimestamp);
   generation_ = job->gauge(Family::kMembershipGeneration);
@@ -79,6 +86,10 @@ void StepMetrics::OnFinished(const StepSummary& summary, uint64_t pushed,
   if (job_ == nullptr) return;
   (summary.skipped ? skipped_ : committed_)->Increment();
   if (summary.skipped) nonfinite_->Increment();
+  for (size_t p = 0; p < quality_.size() && !summary.skipped; ++p) {
+    quality_[p].relative_error->Set(summary.quality[p].relative_error);
+    quality_[p].clipped_share->Set(summary.quality[p].clipped_share);
+  }
   waited_->Increment(summary.stage_seconds[static_cast<int>(Stage::kCollect)]);
   pushed_->Increment(static_cast<double>(pushed));
   published_->Increment(static_cast<double>(published));

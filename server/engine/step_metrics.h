@@ -11,6 +11,7 @@
 #include "server/base/ids.h"
 #include "server/collective/collective.h"
 #include "server/engine/ports.h"
+#include "server/layout/metering.h"
 #include "server/metrics/metrics.h"
 
 namespace ballast::engine {
@@ -51,6 +52,11 @@ class StepMetrics {
   metrics::Counter* resync_received_ = nullptr;
   std::array<metrics::Counter*, collective::kNumChunkFaults> faults_{};
   collective::ChunkFaultCounts counted_faults_{};
+  struct PathGauges {
+    metrics::Gauge* relative_error = nullptr;
+    metrics::Gauge* clipped_share = nullptr;
+  };
+  std::array<PathGauges, layout::kNumPaths> quality_{};
   metrics::Gauge* last_committed_ = nullptr;
   metrics::Gauge* last_committed_time_ = nullptr;
   metrics::Gauge* generation_ = nullptr;

@@ -60,5 +60,25 @@ TEST(StepMetricsTest, AFinishedStepIsNumberedAndDated) {
   EXPECT_EQ(payload("published"), 4);
 }
 
+TEST(StepMetricsTest, ErrorsAreThoseOfTheLastStepThatCounts) {  // I21
+  const FixedClock wall;
+  metrics::JobMetrics job("gpt2", &wall);
+  StepMetrics steps(&job, "inproc");
+  StepSummary summary;
+  summary.quality[0] = {.relative_error = 0.25, .clipped_share = 0.125};
+  summary.quality[1] = {.relative_error = 0.5};
+  steps.OnFinished(summary, 0, 0);
+  StepSummary skipped;
+  skipped.skipped = true;
+  steps.OnFinished(skipped, 0, 0);
+  const auto value = [&](Family family, const char* path) {
+    return job.gauge(family, {path})->value();
+  };
+  EXPECT_EQ(value(Family::kExchangeRelativeError, "gradients"), 0.25);
+  EXPECT_EQ(value(Family::kExchangeRelativeError, "weights"), 0.5);
+  EXPECT_EQ(value(Family::kExchangeClippedShare, "gradients"), 0.125);
+  EXPECT_EQ(value(Family::kExchangeClippedShare, "weights"), 0);
+}
+
 }  // namespace
 }  // namespace ballast::engine

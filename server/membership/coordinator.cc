@@ -204,7 +204,8 @@ class Decider {
         .optimizer = options_.optimizer,
         .gradient_clipping = options_.gradient_clipping,
         .optimizer_step = state_.optimizer_step,
-        .local_world_size = state_.nodes[0].join->local_world_size()};
+        .local_world_size = state_.nodes[0].join->local_world_size(),
+        .metered = &options_.metered};
     std::variant<v1::Commit, v1::Abort> what = DecideStep(rules, votes);
     v1::PeerFrame outcome;
     outcome.set_generation(state_.generation.value());

@@ -30,6 +30,7 @@
 #include "proto/peer.pb.h"
 #include "server/base/ids.h"
 #include "server/membership/action.h"
+#include "server/membership/error_report.h"
 
 namespace ballast::membership {
 
@@ -37,6 +38,7 @@ struct CoordinatorOptions {
   int num_nodes = 1;
   kernels::OptimizerKind optimizer = kernels::OptimizerKind::kSgd;
   double gradient_clipping = 0;
+  MeteredTensors metered = {};  // empty: no error is measured
   absl::Duration join_timeout = absl::InfiniteDuration();
   absl::Duration vote_timeout = absl::InfiniteDuration();
   absl::Duration peer_timeout = absl::InfiniteDuration();

@@ -28,6 +28,7 @@ class MembershipImpl final : public Membership {
         Coordinator{.options = {.num_nodes = parts.num_nodes,
                                 .optimizer = parts.optimizer,
                                 .gradient_clipping = parts.gradient_clipping,
+                                .metered = parts.metered,
                                 .join_timeout = parts.join_timeout,
                                 .vote_timeout = parts.vote_timeout,
                                 .peer_timeout = parts.peer_timeout},

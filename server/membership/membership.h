@@ -28,6 +28,7 @@
 #include "server/base/clock.h"
 #include "server/base/executor.h"
 #include "server/base/ids.h"
+#include "server/membership/error_report.h"
 #include "server/membership/outcome_log.h"
 
 namespace ballast::membership {
@@ -58,6 +59,7 @@ struct Parts {
   kernels::OptimizerKind optimizer = kernels::OptimizerKind::kSgd;
   double gradient_clipping = 0;  // 0: off
   int64_t optimizer_step = 0;    // at start; carried on by the coordinator
+  MeteredTensors metered = {};   // whose errors the votes carry
   absl::Duration join_timeout = absl::InfiniteDuration();
   // Infinite: a slow worker only delays.
   absl::Duration vote_timeout = absl::InfiniteDuration();

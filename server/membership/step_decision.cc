@@ -141,7 +141,18 @@ std::variant<v1::Commit, v1::Abort> DecideStep(
     norm2.Merge(sum);
     skipped = skipped || vote.non_finite();
   }
-  return MakeCommit(rules, first, skipped, norm2);
+  v1::Commit commit = MakeCommit(rules, first, skipped, norm2);
+  if (skipped || rules.metered == nullptr) return commit;
+  const absl::StatusOr<StepErrors> errors = SumErrors(*rules.metered, votes);
+  if (!errors.ok()) return AbortOf(first, errors.status());
+  for (const layout::Path path : layout::kPaths) {
+    const auto p = static_cast<size_t>(path);
+    if ((*rules.metered)[p].empty()) continue;
+    *(path == layout::Path::kGradients ? commit.mutable_gradient_errors()
+                                       : commit.mutable_weight_errors()) =
+        MakeReport((*rules.metered)[p], (*errors)[p]);
+  }
+  return commit;
 }
 
 }  // namespace ballast::membership

@@ -9,14 +9,17 @@
 #include "absl/status/status.h"
 #include "kernels/hyper_parameters.h"
 #include "proto/peer.pb.h"
+#include "server/membership/error_report.h"
 
 namespace ballast::membership {
 
+// `metered`: see error_report.h; null: nothing is measured.
 struct StepRules {
   kernels::OptimizerKind optimizer;
   double gradient_clipping;  // 0: off
   int64_t optimizer_step;    // applied so far
   int local_world_size;      // names ranks in texts
+  const MeteredTensors* metered = nullptr;
 };
 
 // DataLoss if the nodes do not show the same weights (delta mode): names which

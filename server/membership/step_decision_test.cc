@@ -159,5 +159,33 @@ TEST(DecideStepTest, MalformedVoteAborts) {  // I27
   EXPECT_THAT(AbortOf({VoteWith(1), more}).text(), HasSubstr("param groups"));
 }
 
+TEST(DecideStepTest, ACommitTellsTheErrorOfWhatWasSent) {  // I21
+  const MeteredTensors metered = {{{TensorId(4)}, {}}};
+  StepRules rules = Rules();
+  rules.metered = &metered;
+  v1::Vote vote = VoteWith(1);
+  v1::TensorErrors* const errors =
+      vote.mutable_gradient_errors()->add_tensors();
+  errors->mutable_error2()->set_first(16);
+  errors->mutable_error2()->add_limbs(1);
+  errors->mutable_value2()->set_first(16);
+  errors->mutable_value2()->add_limbs(16);
+  errors->set_sampled(1);
+  const v1::Commit commit = CommitOf(rules, {vote, vote});
+  EXPECT_EQ(commit.gradient_errors().relative_error(), 0.25);
+  EXPECT_EQ(commit.gradient_errors().worst(0).tensor(), 4);
+  EXPECT_FALSE(commit.has_weight_errors());
+  // Of a skipped step nothing is known.
+  v1::Vote bad = vote;
+  bad.set_non_finite(true);
+  EXPECT_FALSE(CommitOf(rules, {vote, bad}).has_gradient_errors());
+  // A node that measures something else cannot take part.
+  const v1::Vote silent = VoteWith(1);
+  const std::vector<const v1::Vote*> votes = {&vote, &silent};
+  const auto what = DecideStep(rules, votes);
+  ASSERT_TRUE(std::holds_alternative<v1::Abort>(what));
+  EXPECT_THAT(std::get<v1::Abort>(what).text(), HasSubstr("node 1 has errors"));
+}
+
 }  // namespace
 }  // namespace ballast::membership

@@ -118,6 +118,21 @@ const std::vector<FamilyInfo>& Table() {
        .is_per_job = true,
        .labels = {{"phase", {"reduce", "publish"}}},
        .buckets = kStepBuckets},
+      {.family = Family::kExchangeRelativeError,
+       .name = "ballast_exchange_relative_error",
+       .help = "Error of what all nodes sent in the last step (gradients, and "
+               "the weights that they were computed from), sampled, relative "
+               "to what was meant, as root mean squares.",
+       .kind = Kind::kGauge,
+       .is_per_job = true,
+       .labels = {{"path", {"gradients", "weights"}}}},
+      {.family = Family::kExchangeClippedShare,
+       .name = "ballast_exchange_clipped_share",
+       .help = "Share of the sampled elements that were cut off at the "
+               "largest code (range clip16).",
+       .kind = Kind::kGauge,
+       .is_per_job = true,
+       .labels = {{"path", {"gradients", "weights"}}}},
       {.family = Family::kPeers,
        .name = "ballast_peers",
        .help = "Other nodes of the job by the state of the link to them.",

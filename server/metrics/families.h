@@ -32,6 +32,8 @@ enum class Family {
   kExchangeResyncBytes,
   kExchangePayloadBytes,
   kExchangeDuration,
+  kExchangeRelativeError,
+  kExchangeClippedShare,
   kPeers,
   kTransportFallbacks,
   kNonfiniteValues,

@@ -244,6 +244,13 @@ void Cluster::OnVersion(WorkerId id, int64_t version, uint64_t hash,
           id.rank, version, record->step, record->skipped, record->grad_norm,
           reference_.GradNorm(version)));
     }
+    if (record->relative_error != reference_.RelativeError(version)) {
+      OnViolation(absl::StrFormat(
+          "I21: rank %d, the record of step %d says a relative error of %.17g "
+          "instead of %.17g",
+          id.rank, version, record->relative_error,
+          reference_.RelativeError(version)));
+    }
   }
   const int node = id.rank / scenario_.workers;
   if (version > 0 && !reference_.WasSkipped(version) &&

@@ -13,7 +13,9 @@
 namespace ballast::sim {
 
 ReferenceModel::ReferenceModel(const Scenario& scenario)
-    : scenario_(scenario), policy_(*layout::ParsePolicy(scenario.exchange)) {
+    : scenario_(scenario),
+      policy_(*layout::ParsePolicy(scenario.exchange)),
+      errors_(policy_.metered_one_in) {
   for (const layout::TensorSpec& spec : scenario.tensors) {
     TensorState tensor;
     tensor.spec = spec;
@@ -63,6 +65,11 @@ double ReferenceModel::GradNorm(int64_t step) {
   return outcomes_[step].norm;
 }
 
+double ReferenceModel::RelativeError(int64_t step) {
+  WeightsHash(step);
+  return outcomes_[step].relative_error;
+}
+
 void ReferenceModel::ThereAndBack(const TensorState& tensor,
                                   const layout::CodecChoice& choice,
                                   int64_t step, int hop,
@@ -95,8 +102,7 @@ std::vector<float> ReferenceModel::Sum(const TensorState& tensor, int64_t step,
 }
 
 std::vector<float> ReferenceModel::MeanGradient(const TensorState& tensor,
-                                                int64_t step,
-                                                bool* is_finite) const {
+                                                int64_t step, bool* is_finite) {
   const int world_size = scenario_.world_size();
   std::vector<float> mean;
   if (!codes_gradients_) {
@@ -105,7 +111,12 @@ std::vector<float> ReferenceModel::MeanGradient(const TensorState& tensor,
     for (int node = 0; node < scenario_.nodes; ++node) {
       std::vector<float> sum =
           Sum(tensor, step, node * scenario_.workers, scenario_.workers);
+      const std::vector<float> meant = sum;
       ThereAndBack(tensor, tensor.codecs.gradients, step, node, &sum);
+      if (tensor.codecs.gradients.quantizes()) {
+        errors_.Add(layout::Path::kGradients, tensor.index, step, meant, sum,
+                    meant);
+      }
       if (node == 0) mean.assign(sum.size(), 0.0f);
       for (size_t i = 0; i < sum.size(); ++i) {
         mean[i] = node == 0 ? sum[i] : mean[i] + sum[i];
@@ -140,6 +151,7 @@ void ReferenceModel::Step() {
       norm2.Add(k.cell_norm(means[t].data() + i, count).norm2);
     }
   }
+  outcome.relative_error = errors_.Close(outcome.skipped);
   if (!outcome.skipped) {
     ++optimizer_step_;
     outcome.norm = std::sqrt(norm2.ToDouble());
@@ -164,8 +176,11 @@ void ReferenceModel::Step() {
       std::vector<float> shown(is_delta ? tensor.size : 0);
       k.widen(before.data(), tensor.spec.dtype, shown.size(), shown.data());
       for (size_t i = 0; i < shown.size(); ++i) published[i] -= shown[i];
+      const std::vector<float> meant = published;
       ThereAndBack(tensor, tensor.codecs.weights, step, scenario_.nodes,
                    &published);
+      errors_.Add(layout::Path::kWeights, tensor.index, step, meant, published,
+                  tensor.master);
       for (size_t i = 0; i < shown.size(); ++i) published[i] += shown[i];
       k.cast(published.data(), tensor.spec.dtype, tensor.size,
              tensor.weights.data());

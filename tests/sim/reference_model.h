@@ -13,6 +13,7 @@
 
 #include "server/base/ids.h"
 #include "server/layout/policy.h"
+#include "tests/sim/error_model.h"
 #include "tests/sim/scenario.h"
 
 namespace ballast::sim {
@@ -28,6 +29,7 @@ class ReferenceModel {
   std::span<const std::byte> Weights(int64_t step, TensorId tensor);
   bool WasSkipped(int64_t step);
   double GradNorm(int64_t step);
+  double RelativeError(int64_t step);
 
  private:
   struct TensorState {
@@ -43,6 +45,7 @@ class ReferenceModel {
     std::vector<std::vector<std::byte>> weights;  // by tensor
     bool skipped = false;
     double norm = 0;
+    double relative_error = 0;
   };
 
   // `hop`: the nodes, in order, then the weights.
@@ -52,7 +55,7 @@ class ReferenceModel {
   std::vector<float> Sum(const TensorState& tensor, int64_t step,
                          int first_rank, int num_ranks) const;
   std::vector<float> MeanGradient(const TensorState& tensor, int64_t step,
-                                  bool* is_finite) const;
+                                  bool* is_finite);
   void Step();
   void Keep(Outcome outcome);
 
@@ -61,6 +64,7 @@ class ReferenceModel {
   bool codes_gradients_ = false;
   std::vector<TensorState> tensors_;
   std::vector<Outcome> outcomes_;  // by step
+  ErrorModel errors_;
   int64_t optimizer_step_ = 0;
 };
 
