@@ -16,6 +16,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -45,6 +46,14 @@ struct ReceivePart {
   std::span<std::byte> bytes;
 };
 
+// What the parts of all nodes are together, for who may forward them
+// (routed/routed_transport.h); backends need not know.
+enum class Pattern : uint8_t {
+  kParts,    // parts of their own
+  kGather,   // every node has the same bytes for all others
+  kDeliver,  // every node has other bytes for each of the others
+};
+
 // The memory stays valid until the exchange is released; between Post and
 // completion (or Cancel) the sends are not written, the receives not touched.
 struct ExchangeSpec {
@@ -54,6 +63,14 @@ struct ExchangeSpec {
   BucketId bucket = {};
   std::vector<SendPart> sends = {};
   std::vector<ReceivePart> receives = {};
+
+  // Not of kParts: a part's size, the same number on all nodes; by it they
+  // choose, each alone, the same algorithm.
+  Pattern pattern = Pattern::kParts;
+  uint64_t typical_part_bytes = 0;
+  // kDeliver: the size of the part that `from` has for `to`, right for any two
+  // nodes. Parts of no bytes are left out on both sides.
+  std::function<uint64_t(NodeRank from, NodeRank to)> part_bytes = nullptr;
 };
 
 // Payload: the parts' bytes. Wire: with headers and repetitions. Of one
