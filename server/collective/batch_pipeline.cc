@@ -12,56 +12,66 @@ class BatchPipeline::Lane final : private transport::ExchangeObserver {
  public:
   explicit Lane(BatchPipeline* pipeline) : pipeline_(pipeline) {}
 
-  void AddTasks(std::vector<Run> before, std::vector<Run> after) {
-    TaskGate* const gate = &pipeline_->context_->gate;
-    for (Run& run : before) {
-      before_.emplace_back(
-          gate, std::move(run),
-          [this](const absl::Status& status) { OnBeforeDone(status); });
+  // Tasks, and what they are followed by.
+  absl::Status Add(std::vector<Run> tasks,
+                   const transport::ExchangeSpec* spec) {
+    Stage& stage = stages_.emplace_back();
+    for (Run& run : tasks) {
+      stage.tasks.emplace_back(
+          &pipeline_->context_->gate, std::move(run),
+          [this](const absl::Status& status) { OnTaskDone(status); });
     }
-    for (Run& run : after) {
-      after_.emplace_back(
-          gate, std::move(run),
-          [this](const absl::Status& status) { OnAfterDone(status); });
-    }
-  }
-
-  absl::Status Prepare(const transport::ExchangeSpec& spec,
-                       uint64_t payload_bytes) {
-    payload_bytes_ = payload_bytes;
-    ASSIGN_OR_RETURN(exchange_,
-                     pipeline_->context_->parts.transport->Prepare(spec, this));
+    if (spec == nullptr) return absl::OkStatus();
+    ASSIGN_OR_RETURN(
+        stage.exchange,
+        pipeline_->context_->parts.transport->Prepare(*spec, this));
     return absl::OkStatus();
   }
+  void set_payload_bytes(uint64_t bytes) { payload_bytes_ = bytes; }
 
   absl::Status Start() {
-    num_left_ = before_.size();
-    if (num_left_ == 0) return Exchange();
-    for (ChunkTask& task : before_) pipeline_->context_->gate.Submit(&task);
-    return absl::OkStatus();
+    current_ = 0;
+    return StartStage();
   }
 
   void Cancel() {
-    if (exchange_ != nullptr) exchange_->Cancel();
+    for (Stage& stage : stages_) {
+      if (stage.exchange != nullptr) stage.exchange->Cancel();
+    }
   }
 
-  const transport::Exchange* exchange() const { return exchange_.get(); }
+  void ForEachExchange(
+      absl::FunctionRef<void(const transport::Exchange& exchange)> fn) const {
+    for (const Stage& stage : stages_) {
+      if (stage.exchange != nullptr) fn(*stage.exchange);
+    }
+  }
 
  private:
-  absl::Status Exchange() {
-    if (exchange_ != nullptr) return exchange_->Post(pipeline_->step_);
-    SubmitAfter();
+  struct Stage {
+    std::deque<ChunkTask> tasks;
+    std::unique_ptr<transport::Exchange> exchange;  // null: none
+  };
+
+  // The last stage has tasks or is not asked for.
+  absl::Status StartStage() {
+    Stage& stage = stages_[current_];
+    num_left_ = stage.tasks.size();
+    if (num_left_ == 0) return Exchange();
+    for (ChunkTask& task : stage.tasks) {
+      pipeline_->context_->gate.Submit(&task);
+    }
     return absl::OkStatus();
   }
 
-  void SubmitAfter() {
-    num_left_ = after_.size();
-    for (ChunkTask& task : after_) pipeline_->context_->gate.Submit(&task);
+  absl::Status Exchange() {
+    return stages_[current_].exchange->Post(pipeline_->step_);
   }
 
-  void OnBeforeDone(const absl::Status& status) {
+  void OnTaskDone(const absl::Status& status) {
     if (!status.ok()) return Fail(status);
     if (--num_left_ > 0) return;
+    if (stages_[current_].exchange == nullptr) return pipeline_->OnLaneDone();
     const absl::Status posted = Exchange();
     if (!posted.ok()) Fail(posted);
   }
@@ -69,14 +79,13 @@ class BatchPipeline::Lane final : private transport::ExchangeObserver {
   void OnExchangeDone(transport::Exchange*, Step,
                       const absl::Status& status) override {
     if (!status.ok()) return Fail(status);
-    pipeline_->payload_sent_ += payload_bytes_;
-    if (after_.empty()) return pipeline_->OnLaneDone();
-    SubmitAfter();
-  }
-
-  void OnAfterDone(const absl::Status& status) {
-    if (!status.ok()) return Fail(status);
-    if (--num_left_ == 0) pipeline_->OnLaneDone();
+    ++current_;
+    const Stage& next = stages_[current_];
+    const bool is_last = next.exchange == nullptr;
+    if (is_last) pipeline_->payload_sent_ += payload_bytes_;
+    if (is_last && next.tasks.empty()) return pipeline_->OnLaneDone();
+    const absl::Status started = StartStage();
+    if (!started.ok()) Fail(started);
   }
 
   void Fail(const absl::Status& status) {
@@ -84,11 +93,10 @@ class BatchPipeline::Lane final : private transport::ExchangeObserver {
   }
 
   BatchPipeline* const pipeline_;
-  std::deque<ChunkTask> before_;
-  std::unique_ptr<transport::Exchange> exchange_;  // null with one node
+  std::deque<Stage> stages_;  // the last has no exchange
+  size_t current_ = 0;
   uint64_t payload_bytes_ = 0;
-  std::deque<ChunkTask> after_;
-  size_t num_left_ = 0;  // tasks, of one of the two
+  size_t num_left_ = 0;  // tasks of the current stage
 };
 
 BatchPipeline::BatchPipeline(Context* context,
@@ -99,15 +107,19 @@ BatchPipeline::~BatchPipeline() = default;
 
 absl::Status BatchPipeline::Add(BatchParts parts) {
   Lane& lane = *lanes_.emplace_back(std::make_unique<Lane>(this));
-  lane.AddTasks(std::move(parts.before), std::move(parts.after));
-  return lane.Prepare(parts.spec, parts.payload_bytes);
+  lane.set_payload_bytes(parts.payload_bytes);
+  RETURN_IF_ERROR(lane.Add(std::move(parts.before), &parts.spec));
+  for (Round& round : parts.more) {
+    RETURN_IF_ERROR(lane.Add(std::move(round.before), &round.spec));
+  }
+  return lane.Add(std::move(parts.after), nullptr);
 }
 
 void BatchPipeline::AddLocal(std::vector<Run> tasks) {
   // A task that does nothing reports, so that Start does not.
   if (tasks.empty()) tasks.emplace_back([](int) { return absl::OkStatus(); });
   lanes_.push_back(std::make_unique<Lane>(this));
-  lanes_.back()->AddTasks({}, std::move(tasks));
+  lanes_.back()->Add(std::move(tasks), nullptr).IgnoreError();  // no exchange
 }
 
 absl::Status BatchPipeline::Start(Step step) {
@@ -123,9 +135,7 @@ void BatchPipeline::Cancel() {
 
 void BatchPipeline::ForEachExchange(
     absl::FunctionRef<void(const transport::Exchange& exchange)> fn) const {
-  for (const auto& lane : lanes_) {
-    if (lane->exchange() != nullptr) fn(*lane->exchange());
-  }
+  for (const auto& lane : lanes_) lane->ForEachExchange(fn);
 }
 
 void BatchPipeline::OnLaneDone() {

@@ -9,6 +9,8 @@
 // batch goes as soon as its own are done, and what it brought is worked on as
 // soon as it is there. Nothing is throttled: the caller's windows hold all.
 //
+// A batch may take more rounds of tasks and an exchange before `after`.
+//
 // Threading: control thread only; tasks run in the pool. Nothing is allocated
 // after the batches are added.
 #ifndef SERVER_COLLECTIVE_BATCH_PIPELINE_H_
@@ -32,10 +34,15 @@ class BatchPipeline {
  public:
   // An error ends the operation: nothing that depends on it is done.
   using Run = absl::AnyInvocable<absl::Status(int thread)>;
+  struct Round {
+    std::vector<Run> before = {};
+    transport::ExchangeSpec spec = {};
+  };
   struct BatchParts {
     std::vector<Run> before = {};
     transport::ExchangeSpec spec = {};
     uint64_t payload_bytes = 0;  // that its sends carry, by the formula
+    std::vector<Round> more = {};
     std::vector<Run> after = {};
   };
 

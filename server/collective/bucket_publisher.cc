@@ -28,6 +28,11 @@ absl::Status BucketPublisher::MakeBatch() {
   const layout::Shard& own = context_->own_shard(bucket_);
   BatchPipeline::BatchParts parts{
       .spec = context_->Spec(kPublishPhase, bucket_, 0)};
+  const auto bytes_of = [this](NodeRank owner) {
+    const layout::Shard& shard = context_->parts.layout->shard(bucket_, owner);
+    return context_->WeightsOf(shard).size();
+  };
+  context_->Gather(bytes_of, &parts.spec);
   for (const layout::Shard& shard : context_->bucket(bucket_).shards) {
     if (shard.owner == own.owner) continue;
     if (!own.pieces.empty()) {

@@ -84,6 +84,11 @@ absl::Status BucketReducer::MakeBatch(size_t batch) {
     return std::as_writable_bytes(window_.subspan(begin, elements));
   };
   const Batch& own = cut_[self.value()][batch];
+  const auto bytes_of = [this, batch](NodeRank from, NodeRank to) -> uint64_t {
+    return context_->tree.num_ranges(from) *
+           cut_[to.value()][batch].elements() * sizeof(float);
+  };
+  context_->Deliver(bytes_of, &parts.spec);
   for (const layout::Shard& shard : bucket_.shards) {
     const NodeRank peer = shard.owner;
     if (peer == self) continue;

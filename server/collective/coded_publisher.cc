@@ -55,6 +55,11 @@ absl::Status CodedPublisher::MakeBatch(size_t batch) {
       .after = DecodeTasks(batch)};
   const int self = context_->parts.node.value();
   const Batch& own = cut_[self][batch];
+  const auto bytes_of = [this, batch](NodeRank owner) {
+    const int i = owner.value();
+    return slices_[i].BytesOf(cut_[i][batch], bytes_[i]).size();
+  };
+  context_->Gather(bytes_of, &parts.spec);
   for (const layout::Shard& shard : bucket_.shards) {
     const int peer = shard.owner.value();
     if (peer == self) continue;

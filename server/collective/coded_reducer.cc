@@ -63,6 +63,14 @@ absl::Status CodedReducer::MakeBatch(size_t batch) {
       .spec = context_->Spec(kReducePhase, bucket_.id, batch),
       .after = FinishTasks(batch)};
   const int self = context_->parts.node.value();
+  // All nodes send an owner equally much.
+  const auto bytes_of = [this, batch](NodeRank, NodeRank to) {
+    const int owner = to.value();
+    return slices_[owner]
+        .BytesOf(cut_[owner][batch], contributions_[owner])
+        .size();
+  };
+  context_->Deliver(bytes_of, &parts.spec);
   for (const layout::Shard& shard : bucket_.shards) {
     const int peer = shard.owner.value();
     if (peer == self) continue;

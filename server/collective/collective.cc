@@ -20,6 +20,7 @@
 #include "server/collective/coded_reducer.h"
 #include "server/collective/context.h"
 #include "server/collective/delta_coder.h"
+#include "server/collective/halving_reducer.h"
 #include "server/collective/reduce_order.h"
 #include "server/collective/resync.h"
 #include "server/collective/value_coder.h"
@@ -105,6 +106,9 @@ class HierarchicalCollective final : public Collective,
       });
       coder_ = codes_deltas() ? MakeDeltaCoder(&context_)
                               : MakeValueCoder(&context_);
+    }
+    for (const layout::Bucket& bucket : context_.parts.layout->buckets()) {
+      halves_.push_back(Halves(bucket.id));
     }
     if (has_peers()) RETURN_IF_ERROR(AllocateWindows());
     for (const layout::Bucket& bucket : context_.parts.layout->buckets()) {
@@ -208,6 +212,12 @@ class HierarchicalCollective final : public Collective,
     const layout::ExchangePlan* const plan = context_.parts.plan;
     return plan != nullptr && plan->quantizes_gradients();
   }
+  bool Halves(BucketId bucket) const {
+    const auto& halves = context_.parts.halves;
+    return !codes_gradients() && halves != nullptr &&
+           HalvingReducer::CanHalve(context_) &&
+           halves(HalvingReducer::PartBytes(context_, bucket));
+  }
   bool codes_weights() const {
     const layout::ExchangePlan* const plan = context_.parts.plan;
     return plan != nullptr && plan->quantizes_weights();
@@ -248,11 +258,9 @@ class HierarchicalCollective final : public Collective,
     int64_t resync_bytes = 0;
     for (const layout::Bucket& bucket : parts.layout->buckets()) {
       reduce_bytes = std::max<int64_t>(
-          reduce_bytes,
-          codes_gradients()
-              ? CodedReducer::WindowBytes(context_, bucket.id)
-              : BucketReducer::WindowElements(context_, bucket.id) *
-                    sizeof(float));
+          reduce_bytes, codes_gradients()
+                            ? CodedReducer::WindowBytes(context_, bucket.id)
+                            : SumWindowElements(bucket.id) * sizeof(float));
       if (!codes_weights()) continue;
       publish_bytes =
           std::max(publish_bytes,
@@ -275,6 +283,12 @@ class HierarchicalCollective final : public Collective,
     }
     if (!codes_gradients() && !codes_weights()) return absl::OkStatus();
     return AllocateScratch();
+  }
+
+  int64_t SumWindowElements(BucketId bucket) const {
+    return halves_[bucket.value()]
+               ? HalvingReducer::WindowElements(context_, bucket)
+               : BucketReducer::WindowElements(context_, bucket);
   }
 
   absl::Status AllocateScratch() {
@@ -300,6 +314,9 @@ class HierarchicalCollective final : public Collective,
     const std::span<std::byte> window = reduce_windows_.Of(bucket.value());
     if (codes_gradients()) {
       return CodedReducer::Create(&context_, bucket, window);
+    }
+    if (halves_[bucket.value()]) {
+      return HalvingReducer::Create(&context_, bucket, AsFloats(window));
     }
     return BucketReducer::Create(&context_, bucket, AsFloats(window));
   }
@@ -383,6 +400,7 @@ class HierarchicalCollective final : public Collective,
   Windows reduce_windows_;     // outlive the exchanges
   Windows publish_windows_;
   Windows resync_windows_;
+  std::vector<bool> halves_;           // by bucket
   std::unique_ptr<ChunkCoder> coder_;  // null: weights go as they are
   std::unique_ptr<device::PrivateBuffer> scratch_;
   Operations reducers_;  // per bucket

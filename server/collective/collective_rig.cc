@@ -192,6 +192,7 @@ Parts Rig::PartsOf(int rank) {
           .published = node.published.get(),
           .buckets_in_flight = options_.buckets_in_flight,
           .batch_bytes = options_.batch_bytes,
+          .halves = [halves = options_.halves](uint64_t) { return halves; },
           .observer = &node.observer};
 }
 

@@ -48,6 +48,7 @@ struct RigOptions {
   MakeGradient gradient = NoiseGradient();
   transport::LinkFaults faults = {};
   std::string exchange = "exact";  // layout/policy.h
+  bool halves = false;             // Parts::halves, of every bucket
   // Of a node, instead of one that takes random times.
   std::function<std::unique_ptr<base::ComputePool>(base::Executor* executor)>
       make_pool = nullptr;

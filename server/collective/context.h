@@ -177,6 +177,23 @@ struct Context {
     spec.bucket = bucket;
     return spec;
   }
+  // Says what all nodes' parts are together. By their mean size, which is the
+  // same on all nodes, the way is chosen that they take.
+  template <typename BytesOf>  // uint64_t (NodeRank owner), on all nodes
+  void Gather(const BytesOf& bytes_of, transport::ExchangeSpec* spec) const {
+    spec->pattern = transport::Pattern::kGather;
+    const int nodes = parts.layout->topology().num_nodes;
+    for (int i = 0; i < nodes; ++i) {
+      spec->typical_part_bytes += bytes_of(NodeRank(i));
+    }
+    spec->typical_part_bytes /= nodes;
+  }
+  template <typename BytesOf>  // uint64_t (NodeRank from, NodeRank to)
+  void Deliver(const BytesOf& bytes_of, transport::ExchangeSpec* spec) const {
+    Gather([&](NodeRank to) { return bytes_of(NodeRank(0), to); }, spec);
+    spec->pattern = transport::Pattern::kDeliver;
+    spec->part_bytes = bytes_of;
+  }
 };
 
 }  // namespace ballast::collective

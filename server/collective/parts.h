@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -21,12 +22,14 @@ namespace ballast::collective {
 class CollectiveObserver;
 class PublishedChunks;
 
-// Phases of exchanges, on the wire: in the low byte, the batch of the bucket
-// above it (batch_cut.h).
+// Phases of exchanges, on the wire: in the low byte; above it the batch of the
+// bucket (batch_cut.h), in the upper byte the round of an exchange that takes
+// several.
 inline constexpr uint32_t kReducePhase = 2;
 inline constexpr uint32_t kPublishPhase = 3;
 inline constexpr uint32_t kBroadcastPhase = 4;
 inline constexpr uint32_t kResyncPhase = 5;
+inline constexpr uint32_t kProbePhase = 6;  // and the next two: link_probe.h
 
 constexpr uint32_t PhaseOnWire(uint32_t phase, size_t batch) {
   return phase | static_cast<uint32_t>(batch) << 8;
@@ -81,6 +84,10 @@ struct Parts {
   // same on every node. A message's header is 112 bytes, and a part costs
   // three or four, so this keeps them below 0.5 %.
   int64_t batch_bytes = 128 << 10;
+  // `exact`, where every node has one sum and the nodes are a power of two:
+  // whether reductions whose parts have so many bytes are added on their way
+  // (halving_reducer.h). The same answer on all nodes; null: none.
+  std::function<bool(uint64_t part_bytes)> halves = nullptr;
   CollectiveObserver* observer = nullptr;
 };
 
