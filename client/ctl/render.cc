@@ -132,6 +132,7 @@ std::string Render(const v1::GetJobReply& job) {
                                         job.last_grad_norm())) +
       Line("last progress",
            FormatSeconds(job.steps_since_progress_ms() / 1e3) + " ago") +
+      Line("exchanges", job.routes().empty() ? "none" : job.routes()) +
       Line("fallbacks", absl::StrCat(job.fallbacks())) + QualityLines(job) +
       Line("waits for",
            summary.waiting_for().empty() ? "nobody" : summary.waiting_for()) +

@@ -12,6 +12,7 @@
 #include "server/daemon/local_address.h"
 #include "server/daemon/units.h"
 #include "server/daemon/yaml_message.h"
+#include "server/transport/routed/routes.h"
 
 namespace ballast::daemon {
 namespace {
@@ -103,6 +104,11 @@ absl::Status CheckNames(const char* key, const std::string& names,
   return Wrong(key, names, "names separated by commas");
 }
 
+bool IsAlgorithm(const std::string& name, transport::Pattern pattern) {
+  const auto algorithm = transport::AlgorithmOf(name);
+  return name == "auto" || (algorithm.has_value() && Does(*algorithm, pattern));
+}
+
 absl::Status CheckTransport(const v1::TransportConfig& transport) {
   RETURN_IF_ERROR(CheckNames("transport.ucx_tls", transport.ucx_tls(), false));
   RETURN_IF_ERROR(
@@ -116,7 +122,18 @@ absl::Status CheckTransport(const v1::TransportConfig& transport) {
       "transport.chunk_bytes", transport.chunk_bytes(), 16 << 10, 4 << 20));
   RETURN_IF_ERROR(
       CheckDuration("transport.connect_timeout", transport.connect_timeout()));
-  return CheckDuration("transport.peer_timeout", transport.peer_timeout());
+  RETURN_IF_ERROR(
+      CheckDuration("transport.peer_timeout", transport.peer_timeout()));
+  if (!IsAlgorithm(transport.gather(), transport::Pattern::kGather)) {
+    return Wrong("transport.gather", transport.gather(),
+                 "auto, direct, ring, doubling or bruck");
+  }
+  if (!IsAlgorithm(transport.reduce(), transport::Pattern::kDeliver) &&
+      transport.reduce() != Name(transport::Algorithm::kHalving)) {
+    return Wrong("transport.reduce", transport.reduce(),
+                 "auto, direct, pairwise, bruck or halving");
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckLimits(const v1::LimitsConfig& limits) {
@@ -167,6 +184,8 @@ v1::Config DefaultConfig() {
   transport.set_chunk_bytes(256 << 10);
   transport.set_connect_timeout("20s");
   transport.set_peer_timeout("30s");
+  transport.set_gather("auto");
+  transport.set_reduce("auto");
   return config;
 }
 

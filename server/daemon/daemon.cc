@@ -85,6 +85,7 @@ absl::Status Daemon::CreateCore() {
   options.sessions.log = LogInfo;
   options.buckets_in_flight = config_.compute().buckets_in_flight();
   options.peer_timeout = PeerTimeout(config_);
+  options.algorithms = ExchangeAlgorithms(config_);
   node_ = std::make_unique<Node>(leaves, options);
   control_ = std::make_unique<Control>(
       Control::Parts{&clock_, node_.get(), device_.get(), metrics_.get()},

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <optional>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -20,6 +21,10 @@ std::string Exact(double value) {
   return std::string(text, std::to_chars(text, text + sizeof(text), value).ptr);
 }
 
+std::string NameOf(const std::optional<transport::Algorithm>& algorithm) {
+  return algorithm.has_value() ? std::string(Name(*algorithm)) : "auto";
+}
+
 void Add(const char* name, std::string value, v1::Join* join,
          std::string canonical = "") {
   v1::JobOption* const option = join->add_options();
@@ -32,7 +37,7 @@ void Add(const char* name, std::string value, v1::Join* join,
 
 v1::Join MakeJoin(const session::JobSpec& spec, const layout::Layout& layout,
                   const layout::ExchangePolicy& policy,
-                  absl::Duration default_hold) {
+                  absl::Duration default_hold, const Algorithms& algorithms) {
   v1::Join join;
   join.set_num_nodes(layout.topology().num_nodes);
   join.set_local_world_size(layout.topology().local_world_size);
@@ -55,6 +60,8 @@ v1::Join MakeJoin(const session::JobSpec& spec, const layout::Layout& layout,
   Add("hold",
       is_default ? absl::StrCat(hold, " (the daemon's jobs.hold)") : hold,
       &join, hold);
+  Add("transport.gather", NameOf(algorithms.gather), &join);
+  Add("transport.reduce", NameOf(algorithms.reduce), &join);
   return join;
 }
 

@@ -5,16 +5,18 @@
 
 #include "absl/time/time.h"
 #include "proto/peer.pb.h"
+#include "server/daemon/job_routes.h"
 #include "server/layout/layout.h"
 #include "server/layout/policy.h"
 #include "server/session/job_spec.h"
 
 namespace ballast::daemon {
 
-// `policy` is that of spec.exchange; `default_hold` the daemon's jobs.hold.
+// `policy` is that of spec.exchange; `default_hold` and `algorithms` are the
+// daemon's jobs.hold, transport.gather and transport.reduce.
 v1::Join MakeJoin(const session::JobSpec& spec, const layout::Layout& layout,
                   const layout::ExchangePolicy& policy,
-                  absl::Duration default_hold);
+                  absl::Duration default_hold, const Algorithms& algorithms);
 
 }  // namespace ballast::daemon
 

@@ -30,7 +30,7 @@ v1::Join Join(const session::JobSpec& spec,
   EXPECT_THAT(layout, base::IsOk());
   const auto policy = layout::ParsePolicy(spec.exchange);
   EXPECT_THAT(policy, base::IsOk());
-  return MakeJoin(spec, *layout, *policy, default_hold);
+  return MakeJoin(spec, *layout, *policy, default_hold, {});
 }
 
 std::string Difference(const v1::Join& first, const v1::Join& other) {

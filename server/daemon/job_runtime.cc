@@ -69,6 +69,8 @@ absl::StatusOr<std::unique_ptr<JobRuntime>> JobRuntime::Create(
 JobRuntime::JobRuntime(JobRuntimeParts parts)
     : parts_(std::move(parts)),
       num_nodes_(parts_.job->layout().topology().num_nodes),
+      routes_(parts_.algorithms, num_nodes_, JobKey(parts_.job->spec().name),
+              parts_.clock),
       last_progress_(parts_.clock->Now()),
       alive_(std::make_shared<int>(0)) {}
 
@@ -165,8 +167,11 @@ void JobRuntime::OnAllReady() {
 }
 
 v1::Join JobRuntime::MakeJoin() const {
-  return daemon::MakeJoin(parts_.job->spec(), parts_.job->layout(),
-                          plan_->policy(), parts_.default_hold);
+  v1::Join join =
+      daemon::MakeJoin(parts_.job->spec(), parts_.job->layout(),
+                       plan_->policy(), parts_.default_hold, parts_.algorithms);
+  *join.mutable_link_cost() = routes_.measured();
+  return join;
 }
 
 void JobRuntime::OnPushed(LocalRank rank, BucketId bucket) {
@@ -232,7 +237,13 @@ void JobRuntime::Send(NodeRank to, const v1::PeerFrame& frame) {
   if (peers_ != nullptr) peers_->Send(to, frame);
 }
 
-void JobRuntime::OnLinked() { membership_->Join(MakeJoin()); }
+void JobRuntime::OnLinked() {
+  routes_.Measure(peers_->transport(), [this](const absl::Status& status) {
+    if (is_stopping_) return;
+    if (!status.ok()) return OnPeersLost(status);
+    membership_->Join(MakeJoin());
+  });
+}
 
 void JobRuntime::OnPeersLost(const absl::Status& why) {
   if (!stopped_) return FailSoon(why);
@@ -250,9 +261,14 @@ void JobRuntime::OnView(Generation generation, const v1::View& view) {
   if (is_stopping_) return;
   generation_ = generation;
   first_step_ = Step(view.open_step());
+  if (peers_ != nullptr) routes_.Open(view.link_cost());
   const absl::Status made = MakeCollective(generation);
   if (!made.ok()) return Fail(made);
   if (num_nodes_ == 1) return StartFirst();
+  if (parts_.log != nullptr) {
+    parts_.log(absl::StrCat("exchanges job=", parts_.job->spec().name, " ",
+                            routes_.Describe()));
+  }
   collective_->StartBroadcast(NodeRank(0));
 }
 
@@ -328,7 +344,8 @@ absl::Status JobRuntime::MakeCollective(Generation generation) {
   parts.kernels = parts_.kernels;
   parts.pool = parts_.pool;
   parts.device = parts_.device;
-  parts.transport = peers_ != nullptr ? peers_->transport() : nullptr;
+  parts.transport = routes_.transport();
+  parts.halves = [this](uint64_t bytes) { return routes_.Halves(bytes); };
   for (int l = 0; l < job->local_world_size(); ++l) {
     parts.gradients.push_back(job->gradients(LocalRank(l)));
   }

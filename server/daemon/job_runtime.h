@@ -15,6 +15,7 @@
 #ifndef SERVER_DAEMON_JOB_RUNTIME_H_
 #define SERVER_DAEMON_JOB_RUNTIME_H_
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -32,6 +33,7 @@
 #include "server/collective/collective.h"
 #include "server/collective/published_chunks.h"
 #include "server/daemon/job_peers.h"
+#include "server/daemon/job_routes.h"
 #include "server/daemon/peer_plane.h"
 #include "server/device/device.h"
 #include "server/engine/job_engine.h"
@@ -66,6 +68,8 @@ struct JobRuntimeParts {
   std::shared_ptr<metrics::JobMetrics> metrics;  // shared with the scrape
   int buckets_in_flight = 8;
   int64_t batch_bytes = collective::Parts().batch_bytes;
+  Algorithms algorithms;
+  std::function<void(const std::string&)> log;  // null: nowhere
   absl::Duration default_hold = absl::Minutes(10);
   absl::Duration join_timeout = absl::InfiniteDuration();
   absl::Duration peer_timeout = absl::InfiniteDuration();
@@ -98,6 +102,7 @@ class JobRuntime final : public session::JobObserver,
   absl::Time last_progress() const { return last_progress_; }
   // Null with one node.
   const JobPeers* peers() const { return peers_.get(); }
+  const JobRoutes& routes() const { return routes_; }
 
   // session::JobObserver
   std::string WaitingFor() const override;
@@ -163,6 +168,7 @@ class JobRuntime final : public session::JobObserver,
   std::unique_ptr<engine::JobEngine> engine_;
   std::unique_ptr<membership::Membership> membership_;
   std::unique_ptr<JobPeers> peers_;  // outlive the collective
+  JobRoutes routes_;                 // over the peers' transport
   std::unique_ptr<collective::Collective> collective_;  // of the generation
   base::TimerId fail_timer_ = 0;
   Generation generation_;

@@ -104,6 +104,8 @@ absl::StatusOr<session::JobObserver*> Node::StartJob(session::LocalJob* job) {
   parts.default_hold = options_.sessions.default_hold;
   parts.join_timeout = options_.sessions.join_timeout;
   parts.peer_timeout = options_.peer_timeout;
+  parts.algorithms = options_.algorithms;
+  parts.log = options_.sessions.log;
   ASSIGN_OR_RETURN(std::unique_ptr<JobRuntime> runtime,
                    JobRuntime::Create(std::move(parts)));
   JobRuntime* const result = runtime.get();
@@ -190,6 +192,7 @@ absl::StatusOr<v1::GetJobReply> Node::GetJob(const std::string& name) const {
     FillQuality(layout, *runtime, &reply);
     reply.set_steps_since_progress_ms(absl::ToInt64Milliseconds(
         leaves_.clock->Now() - runtime->last_progress()));
+    reply.set_routes(runtime->routes().Describe());
     if (runtime->peers() != nullptr) {
       for (v1::PeerNode& node : runtime->peers()->Nodes()) {
         *reply.add_nodes() = std::move(node);

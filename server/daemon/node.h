@@ -28,6 +28,7 @@
 #include "server/base/executor.h"
 #include "server/base/random.h"
 #include "server/collective/parts.h"
+#include "server/daemon/job_routes.h"
 #include "server/daemon/job_runtime.h"
 #include "server/daemon/peer_plane.h"
 #include "server/device/device.h"
@@ -52,6 +53,7 @@ struct NodeOptions {
   int buckets_in_flight = 8;
   int64_t batch_bytes = collective::Parts().batch_bytes;
   absl::Duration peer_timeout = absl::Seconds(30);
+  Algorithms algorithms;
 };
 
 class Node final : public session::JobHost, public JobRuntimeHost {

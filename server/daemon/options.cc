@@ -7,6 +7,7 @@
 
 #include "server/daemon/local_address.h"
 #include "server/daemon/units.h"
+#include "server/transport/routed/routes.h"
 
 namespace ballast::daemon {
 
@@ -66,6 +67,11 @@ std::string TransportAddress(const v1::Config& config) {
       !devices.empty() && devices.find(',') == std::string::npos;
   if (is_one_device) return "";  // UCX takes its address
   return NumericHost(config.listen().peer()).value_or(LocalAddress());
+}
+
+Algorithms ExchangeAlgorithms(const v1::Config& config) {
+  return {.gather = transport::AlgorithmOf(config.transport().gather()),
+          .reduce = transport::AlgorithmOf(config.transport().reduce())};
 }
 
 UcxPeerPlane::Options PeerPlaneOptions(const v1::Config& config) {

@@ -9,6 +9,7 @@
 
 #include "absl/time/time.h"
 #include "proto/config.pb.h"
+#include "server/daemon/job_routes.h"
 #include "server/daemon/ucx_peer_plane.h"
 #include "server/session/sessions.h"
 
@@ -23,6 +24,7 @@ session::Options SessionOptions(const v1::Config& config);
 absl::Duration PeerTimeout(const v1::Config& config);
 // Where data of other nodes comes in; empty: the address of the one device.
 std::string TransportAddress(const v1::Config& config);
+Algorithms ExchangeAlgorithms(const v1::Config& config);
 UcxPeerPlane::Options PeerPlaneOptions(const v1::Config& config);
 
 }  // namespace ballast::daemon

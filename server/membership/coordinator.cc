@@ -1,6 +1,7 @@
 #include "server/membership/coordinator.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -21,6 +22,23 @@ Action SendTo(NodeRank to, v1::PeerFrame frame, std::string why) {
   return {Action::Kind::kSend, to, std::move(frame), std::move(why)};
 }
 
+// A number of a peer that makes no sense counts as none.
+double Worst(double a, double b) { return std::isfinite(b) && b > a ? b : a; }
+
+v1::LinkCost WorstLinkCost(const CoordinatorState& state) {
+  v1::LinkCost worst;
+  for (const NodeState& node : state.nodes) {
+    if (!node.join.has_value()) continue;
+    const v1::LinkCost& cost = node.join->link_cost();
+    worst.set_latency(Worst(worst.latency(), cost.latency()));
+    worst.set_per_message(Worst(worst.per_message(), cost.per_message()));
+    worst.set_per_byte(Worst(worst.per_byte(), cost.per_byte()));
+    worst.set_per_copied_byte(
+        Worst(worst.per_copied_byte(), cost.per_copied_byte()));
+  }
+  return worst;
+}
+
 v1::PeerFrame ViewFrame(const CoordinatorState& state) {
   v1::PeerFrame frame;
   frame.set_generation(state.generation.value());
@@ -28,6 +46,7 @@ v1::PeerFrame ViewFrame(const CoordinatorState& state) {
     frame.mutable_view()->add_nodes(static_cast<int>(n));
   }
   frame.mutable_view()->set_open_step(state.open_step.value());
+  *frame.mutable_view()->mutable_link_cost() = WorstLinkCost(state);
   return frame;
 }
 

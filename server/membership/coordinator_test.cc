@@ -1,6 +1,7 @@
 #include "server/membership/coordinator.h"
 
 #include <algorithm>
+#include <limits>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -92,6 +93,26 @@ TEST_F(CoordinatorTest, HeldStateGoesOnAtItsStep) {
   join.set_has_state(true);
   join.set_weight_version(41);
   EXPECT_EQ(Join(0, join)[0].frame.view().open_step(), 42);
+}
+
+// All choose by the same numbers; a peer's nonsense is none of them.
+TEST_F(CoordinatorTest, TheViewTellsWhatTheWorstLinksCost) {
+  Make(3);
+  const auto join = [this](int from, double latency, double per_byte) {
+    v1::Join wish = JoinOf(3);
+    wish.mutable_link_cost()->set_latency(latency);
+    wish.mutable_link_cost()->set_per_byte(per_byte);
+    return Join(from, wish);
+  };
+  join(0, 2e-5, 1e-9);
+  join(1, std::numeric_limits<double>::quiet_NaN(), -1);
+  const Actions actions =
+      join(2, 1e-5, std::numeric_limits<double>::infinity());
+  ASSERT_EQ(actions.size(), 1);
+  const v1::LinkCost& cost = actions[0].frame.view().link_cost();
+  EXPECT_EQ(cost.latency(), 2e-5);
+  EXPECT_EQ(cost.per_byte(), 1e-9);
+  EXPECT_EQ(cost.per_message(), 0);
 }
 
 TEST_F(CoordinatorTest, WhoeverDiffersIsRefusedAndMayMendIt) {

@@ -48,6 +48,7 @@ Cluster::Daemon::Daemon(Cluster* cluster, int rank)
   options.sessions.compute_threads = pool.num_threads();
   options.buckets_in_flight = scenario.buckets_in_flight;
   options.batch_bytes = 1;  // every chunk for itself
+  options.algorithms = {.gather = scenario.gather, .reduce = scenario.reduce};
   node = std::make_unique<daemon::Node>(leaves, options);
 }
 

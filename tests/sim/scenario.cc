@@ -224,6 +224,12 @@ absl::Status ParseLine(Line* line, Scenario* scenario) {
     ASSIGN_OR_RETURN(scenario->buckets_in_flight, Integer<int>(line->Take()));
   } else if (word == "steps") {
     ASSIGN_OR_RETURN(scenario->steps, Integer<int64_t>(line->Take()));
+  } else if (word == "gather" || word == "reduce") {
+    auto& algorithm = word == "gather" ? scenario->gather : scenario->reduce;
+    algorithm = transport::AlgorithmOf(line->Take());
+    if (!algorithm.has_value()) {
+      return absl::InvalidArgumentError("no such algorithm");
+    }
   } else if (word == "push_order") {
     const std::string order = line->Take();
     if (order != "layout" && order != "reverse" && order != "random") {

@@ -14,6 +14,7 @@
 #include "kernels/hyper_parameters.h"
 #include "server/layout/layout.h"
 #include "server/transport/inproc/link_model.h"
+#include "server/transport/routed/routes.h"
 
 namespace ballast::sim {
 
@@ -50,6 +51,9 @@ struct Scenario {
   uint64_t bucket_bytes = 16 << 10;
   uint64_t chunk_bytes = 8 << 10;
   int buckets_in_flight = 4;
+  // Exchange algorithms; by the links' cost if not forced.
+  std::optional<transport::Algorithm> gather;
+  std::optional<transport::Algorithm> reduce;
   int64_t steps = 5;
   PushOrder push_order = PushOrder::kLayout;
   bool overlap = false;  // push a bucket as soon as its weights are published
