@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "server/base/cpus.h"
 #include "server/base/futex.h"
 #include "server/base/mpmc_ring.h"
 
@@ -53,11 +54,11 @@ class Semaphore {
   std::atomic<int> num_sleepers_{0};
 };
 
-int NumUsableCores() {
+void StayOn(std::thread* thread, int cpu) {
   cpu_set_t set;
   CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof(set), &set) == 0) return CPU_COUNT(&set);
-  return std::max(1u, std::thread::hardware_concurrency());
+  CPU_SET(cpu, &set);
+  pthread_setaffinity_np(thread->native_handle(), sizeof(set), &set);
 }
 
 }  // namespace
@@ -93,13 +94,17 @@ struct ThreadPool::Core : std::enable_shared_from_this<Core> {
 
 ThreadPool::ThreadPool(const Options& options, Executor* executor)
     : core_(std::make_shared<Core>(executor, options.max_in_flight)) {
-  const int num_threads =
-      options.num_threads > 0 ? options.num_threads : NumUsableCores();
+  const int num_threads = options.num_threads > 0
+                              ? options.num_threads
+                              : static_cast<int>(UsableCpus().size());
   for (int i = 0; i < num_threads; ++i) {
     threads_.emplace_back(RunThread, core_.get(), i);
     const std::string name =
         absl::StrCat(options.name, "-", i).substr(0, kMaxThreadNameBytes);
     pthread_setname_np(threads_.back().native_handle(), name.c_str());
+    if (!options.cpus.empty()) {
+      StayOn(&threads_.back(), options.cpus[i % options.cpus.size()]);
+    }
   }
 }
 

@@ -27,7 +27,10 @@ namespace ballast::base {
 class ThreadPool final : public ComputePool {
  public:
   struct Options {
-    int num_threads = 0;           // 0: one per core this process may use
+    int num_threads = 0;  // 0: one per core this process may use
+    // Thread i stays on cpus[i mod size]; empty: wherever the scheduler puts
+    // it. Those that this process may not use are left to the scheduler too.
+    std::vector<int> cpus = {};
     std::string name = "compute";  // threads are NAME-0, NAME-1, …
     // Tasks that are submitted and not Done; more wait in a backlog that the
     // control thread keeps.

@@ -1,14 +1,18 @@
 #include "server/base/thread_pool.h"
 
 #include <pthread.h>
+#include <sched.h>
 
 #include <atomic>
 #include <memory>
+#include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/functional/any_invocable.h"
 #include "gtest/gtest.h"
+#include "server/base/cpus.h"
 #include "server/base/event_loop.h"
 #include "server/base/status_matchers.h"
 
@@ -108,6 +112,29 @@ TEST_F(ThreadPoolTest, DestructionWaitsForWhatRunsAndDropsTheRest) {
   loop_->RunOnce(absl::ZeroDuration());
   EXPECT_EQ(num_runs.load(), runs_at_end);
   EXPECT_EQ(num_done, 0);
+}
+
+// Each thread stays where it is put.
+TEST_F(ThreadPoolTest, ThreadsStayOnTheirProcessors) {
+  const int cpu = UsableCpus().back();
+  struct WhereTask final : Task {
+    void Run(int) override {
+      for (int i = 0; i < 100; ++i) {
+        std::this_thread::yield();
+        cpus.insert(sched_getcpu());
+      }
+      is_run = true;
+    }
+    void Done() override {}
+    std::set<int> cpus;
+    std::atomic<bool> is_run = false;
+  } task;
+  {
+    ThreadPool pool({.num_threads = 2, .cpus = {cpu}}, loop_.get());
+    pool.Submit(&task);
+    while (!task.is_run) std::this_thread::yield();
+  }
+  EXPECT_EQ(task.cpus, std::set<int>{cpu});
 }
 
 }  // namespace
