@@ -2,11 +2,14 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "server/base/cpus.h"
 #include "server/base/names.h"
 #include "server/base/status_macros.h"
 #include "server/daemon/local_address.h"
@@ -90,6 +93,19 @@ absl::Status CheckDuration(const char* key, const std::string& text) {
     return Wrong(key, text, "a duration from \"1s\" to \"720h\"");
   }
   return absl::OkStatus();
+}
+
+absl::Status CheckCpus(const std::string& text) {
+  if (text.empty()) return absl::OkStatus();
+  const auto cpus = base::ParseCpuList(text);
+  const std::vector<int> usable = base::UsableCpus();
+  if (cpus.ok() && std::ranges::includes(usable, *cpus)) {
+    return absl::OkStatus();
+  }
+  return Wrong("compute.cpus", text,
+               absl::StrCat("some of the processors that this process may "
+                            "use, ",
+                            base::CpuListText(usable), ", or nothing"));
 }
 
 // Goes into UCX's own configuration: a list of names and nothing else.
@@ -212,6 +228,7 @@ absl::Status CheckConfig(const v1::Config& config) {
   }
   const v1::ComputeConfig& compute = config.compute();
   RETURN_IF_ERROR(CheckRange("compute.threads", compute.threads(), 0, 1024));
+  RETURN_IF_ERROR(CheckCpus(compute.cpus()));
   RETURN_IF_ERROR(CheckRange<uint64_t>(
       "compute.chunk_bytes", compute.chunk_bytes(), 8 << 10, 64 << 20));
   RETURN_IF_ERROR(CheckRange<uint64_t>(

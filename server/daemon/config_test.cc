@@ -92,6 +92,15 @@ TEST(ConfigTest, TransportTakesPlainNamesOnly) {
       IsOk());
 }
 
+TEST(ConfigTest, ProcessorsAreThoseThatMayBeUsed) {
+  for (const char* wrong : {"compute.cpus=all", "compute.cpus=1000-1023",
+                            "compute.cpus=3-1", "compute.cpus=0,"}) {
+    EXPECT_THAT(LoadConfig("", {wrong}), StatusIs(kInvalid, "may use"))
+        << wrong;
+  }
+  EXPECT_THAT(LoadConfig("", {"compute.cpus="}), IsOk());
+}
+
 TEST(ConfigTest, OverridesComeLastAndAreStrict) {
   const auto config =
       LoadConfig("", {"jobs.hold=30s", "listen.http=127.0.0.1:0"});

@@ -3,11 +3,14 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/host/host.h"
+#include "server/base/cpus.h"
 #include "server/base/status_macros.h"
 #include "server/daemon/log.h"
 #include "server/daemon/options.h"
@@ -31,6 +34,20 @@ absl::Status At(const char* key, const absl::Status& status) {
   if (status.ok()) return status;
   return absl::Status(status.code(),
                       absl::StrCat(key, ": ", std::string(status.message())));
+}
+
+// Before any state is allocated: what the pool's threads work on is as near to
+// the one as to the other.
+void SpreadMemory(const std::vector<int>& cpus) {
+  std::vector<int> nodes = base::NumaNodesOf(cpus);
+  std::ranges::sort(nodes);
+  nodes.erase(std::ranges::unique(nodes).begin(), nodes.end());
+  if (nodes.size() < 2) return;
+  const absl::Status spread = base::InterleaveMemory(nodes);
+  const std::string text = base::CpuListText(nodes);
+  if (spread.ok()) return LogInfo("memory is spread over NUMA nodes " + text);
+  LogWarn(absl::StrCat("memory is not spread over NUMA nodes ", text, ": ",
+                       spread.message()));
 }
 
 // A step is committed whose weights are not all out yet.
@@ -61,6 +78,8 @@ absl::Status Daemon::CreateCore() {
       loop_.get());
   base::ThreadPool::Options pool;
   pool.num_threads = ComputeThreads(config_);
+  pool.cpus = ComputeCpus(config_);
+  SpreadMemory(pool.cpus.empty() ? base::UsableCpus() : pool.cpus);
   pool_ = std::make_unique<base::ThreadPool>(pool, loop_.get());
 
   Leaves leaves;

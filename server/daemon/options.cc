@@ -3,8 +3,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <thread>
+#include <vector>
 
+#include "server/base/cpus.h"
 #include "server/daemon/local_address.h"
 #include "server/daemon/units.h"
 #include "server/transport/routed/routes.h"
@@ -13,7 +14,17 @@ namespace ballast::daemon {
 
 int ComputeThreads(const v1::Config& config) {
   if (config.compute().threads() > 0) return config.compute().threads();
-  return std::max(1u, std::thread::hardware_concurrency());
+  const std::vector<int> cpus = ComputeCpus(config);
+  const auto usable =
+      static_cast<int>(cpus.empty() ? base::UsableCpus().size() : cpus.size());
+  const int quota = base::CpuQuota();
+  return quota > 0 ? std::min(usable, quota) : usable;
+}
+
+std::vector<int> ComputeCpus(const v1::Config& config) {
+  const auto cpus = base::ParseCpuList(config.compute().cpus());
+  if (!cpus.ok()) return {};  // empty
+  return base::SpreadOverNodes(*cpus, base::NumaNodesOf(*cpus));
 }
 
 absl::Duration Hold(const v1::Config& config) {

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/time/time.h"
 #include "proto/config.pb.h"
@@ -16,7 +17,11 @@
 namespace ballast::daemon {
 
 // All take a configuration that passed CheckConfig.
-int ComputeThreads(const v1::Config& config);  // 0 -> one per core
+// 0 -> one per processor of compute.cpus, or that this process may use; not
+// more than its cgroup lets run at once.
+int ComputeThreads(const v1::Config& config);
+// Where they stay, NUMA nodes in turn; empty: anywhere.
+std::vector<int> ComputeCpus(const v1::Config& config);
 absl::Duration Hold(const v1::Config& config);
 absl::Duration JoinTimeout(const v1::Config& config);
 uint64_t MaxTotalBytes(const v1::Config& config);  // 0 -> 4/5 of the memory
