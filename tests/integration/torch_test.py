@@ -291,6 +291,7 @@ class WeightsTest(Base):
 
     def test_load_weights_later_starts_the_job_again(self):
         models = [net(), net()]
+        loaded = [net(10 + number).state_dict() for number in range(2)]
 
         def rank(number):
             model = models[number]
@@ -299,7 +300,7 @@ class WeightsTest(Base):
                 world=2, overlap=True)
             for step in range(3):
                 self.train_one(model, optimizer, step)
-            model.load_state_dict(net(10 + number).state_dict())
+            model.load_state_dict(loaded[number])
             optimizer.load_weights(restart=True)
             self.assertEqual(optimizer.open_step, 1)
             for step in range(2):
