@@ -1,6 +1,6 @@
 // The control block: one memfd per worker, mapped by the worker and its
 // daemon, that carries everything a step needs without a system call but the
-// doorbell. This file is its byte format (version 2); little-endian, 64-bit.
+// doorbell. This file is its byte format (version 3); little-endian, 64-bit.
 //
 //   0      ControlBlockHeader            written once by the daemon
 //   4096   DaemonArea                    daemon -> worker
@@ -31,7 +31,7 @@
 namespace ballast::proto {
 
 inline constexpr uint64_t kControlBlockMagic = 0x314b4c42'4c4c4142;  // BALLBLK1
-inline constexpr uint32_t kControlBlockVersion = 2;
+inline constexpr uint32_t kControlBlockVersion = 3;
 inline constexpr uint32_t kPageSize = 4096;
 inline constexpr uint32_t kMaxCursorBytes = 64 * 1024;
 inline constexpr uint32_t kMaxParamGroups = 256;
@@ -84,6 +84,9 @@ struct GroupValues {
   double nesterov;                   // sgd: 0 or 1
   double lr_decay;                   // adagrad
   double initial_accumulator_value;  // adagrad
+  // Of this step only, the same in all groups: the largest global norm, in
+  // place of the job's. 0: the job's counts.
+  double max_norm;
 };
 
 enum class StepOutcome : uint32_t {

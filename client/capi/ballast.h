@@ -49,7 +49,7 @@ extern "C" {
 #endif
 
 #define BALLAST_ABI_MAJOR 0
-#define BALLAST_ABI_MINOR 2
+#define BALLAST_ABI_MINOR 3
 /* Whether a caller that was compiled with this header may use a library of
  * this version. */
 #define BALLAST_ABI_FITS(version)                                    \
@@ -111,6 +111,9 @@ typedef struct ballast_tensor {
 typedef struct ballast_group {
   double lr, beta1, beta2, eps, weight_decay, momentum, dampening, nesterov;
   double lr_decay, initial_accumulator_value; /* adagrad */
+  /* Of the next step only, the same in all groups: the largest global norm in
+   * place of the job's gradient_clipping. 0: the job's counts. */
+  double max_norm;
 } ballast_group;
 
 typedef struct ballast_info {

@@ -31,6 +31,7 @@ constexpr std::pair<const char*, double proto::GroupValues::*> kFields[] = {
     {"lr_decay", &proto::GroupValues::lr_decay},
     {"initial_accumulator_value",
      &proto::GroupValues::initial_accumulator_value},
+    {"max_norm", &proto::GroupValues::max_norm},
 };
 
 absl::Status WithResumeStep(absl::Status status, int64_t step) {

@@ -17,7 +17,8 @@ GroupList Groups(double lr) {
                              .dampening = 0,
                              .nesterov = 0,
                              .lr_decay = 0,
-                             .initial_accumulator_value = 0}};
+                             .initial_accumulator_value = 0,
+                             .max_norm = 0}};
 }
 
 TEST(ContributionsTest, EachCountsOnce) {  // I19

@@ -76,7 +76,8 @@ class JobEngineTest : public ::testing::Test {
                                           .dampening = 0,
                                           .nesterov = 0,
                                           .lr_decay = 0,
-                                          .initial_accumulator_value = 0}};
+                                          .initial_accumulator_value = 0,
+                                          .max_norm = 0}};
     engine_->OnStepInput(LocalRank(rank), values, absl::StrCat("cursor", rank));
   }
   void Reduced(int bucket, double norm2 = 1, bool finite = true) {

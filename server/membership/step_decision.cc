@@ -35,7 +35,8 @@ proto::GroupValues ToValues(const v1::StepGroup& group) {
           .dampening = group.dampening(),
           .nesterov = group.nesterov(),
           .lr_decay = group.lr_decay(),
-          .initial_accumulator_value = group.initial_accumulator_value()};
+          .initial_accumulator_value = group.initial_accumulator_value(),
+          .max_norm = group.max_norm()};
 }
 
 kernels::HyperParameters ToHyperParameters(const v1::StepGroup& group) {
@@ -70,6 +71,14 @@ absl::Status CompareGroups(const StepRules& rules, const v1::Vote& first,
   return absl::OkStatus();
 }
 
+// What the workers gave for this step, else the job's. Each node has checked
+// that its groups have the same.
+double MaxNorm(const StepRules& rules, const v1::Vote& vote) {
+  const double of_step =
+      vote.groups_size() == 0 ? 0 : vote.groups(0).max_norm();
+  return of_step > 0 ? of_step : rules.gradient_clipping;
+}
+
 v1::Commit MakeCommit(const StepRules& rules, const v1::Vote& first,
                       bool skipped, const kernels::ExactSum& norm2) {
   v1::Commit commit;
@@ -83,7 +92,7 @@ v1::Commit MakeCommit(const StepRules& rules, const v1::Vote& first,
     return commit;
   }
   const double sum = norm2.ToDouble();
-  const float clip = kernels::ClipFactor(sum, rules.gradient_clipping);
+  const float clip = kernels::ClipFactor(sum, MaxNorm(rules, first));
   commit.set_grad_norm(std::sqrt(sum));
   commit.set_clip_factor(clip);
   commit.set_optimizer_step(rules.optimizer_step + 1);

@@ -16,7 +16,7 @@ namespace ballast::membership {
 // `metered`: see error_report.h; null: nothing is measured.
 struct StepRules {
   kernels::OptimizerKind optimizer;
-  double gradient_clipping;  // 0: off
+  double gradient_clipping;  // of steps whose workers give none; 0: off
   int64_t optimizer_step;    // applied so far
   int local_world_size;      // names ranks in texts
   const MeteredTensors* metered = nullptr;

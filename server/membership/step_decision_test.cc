@@ -91,6 +91,24 @@ TEST(DecideStepTest, ClipsAsPyTorchDoes) {
   EXPECT_EQ(CommitOf(Rules(5.0), {VoteWith(16)}).clip_factor(), 1);
 }
 
+TEST(DecideStepTest, TheNormOfAStepComesBeforeTheJobs) {
+  for (const double job : {0.0, 1.0, 4.0}) {
+    v1::Vote vote = VoteWith(25);
+    EXPECT_EQ(CommitOf(Rules(job), {vote}).clip_factor(),
+              kernels::ClipFactor(25, job));
+    vote.mutable_groups(0)->set_max_norm(2);
+    EXPECT_EQ(CommitOf(Rules(job), {vote}).clip_factor(),
+              kernels::ClipFactor(25, 2));
+  }
+}
+
+TEST(DecideStepTest, NodesWithOtherNormsAbort) {
+  v1::Vote other = VoteWith(25);
+  other.mutable_groups(0)->set_max_norm(2);
+  EXPECT_THAT(AbortOf({VoteWith(25), other}).text(),
+              HasSubstr("max_norm is 0 on rank 0 but 2 on rank 2"));
+}
+
 TEST(DecideStepTest, CarriesTheBitsOfTheScalars) {
   const v1::Commit commit = CommitOf(Rules(), {VoteWith(1, 0.25)});
   EXPECT_EQ(ScalarsOf(commit),

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <string>
+#include <string_view>
 
 #include "absl/strings/str_cat.h"
 
@@ -27,6 +28,7 @@ constexpr Rule kCommonRules[] = {
     {"lr", &proto::GroupValues::lr, IsNonNegative, kNonNegative},
     {"weight_decay", &proto::GroupValues::weight_decay, IsNonNegative,
      kNonNegative},
+    {"max_norm", &proto::GroupValues::max_norm, IsNonNegative, kNonNegative},
 };
 constexpr Rule kAdamRules[] = {
     {"beta1", &proto::GroupValues::beta1, IsBeta, kBeta},
@@ -51,9 +53,10 @@ constexpr Rule kSgdRules[] = {
 };
 
 absl::Status Refuse(size_t group, const char* field, double value,
-                    const char* text) {
-  return absl::InvalidArgumentError(absl::StrCat(
-      "param group ", group, ": ", field, " is ", value, ", ", text));
+                    std::string_view text) {
+  return absl::InvalidArgumentError(absl::StrCat("param group ", group, ": ",
+                                                 field, " is ", value, ", ",
+                                                 std::string(text)));
 }
 
 absl::Status Check(size_t index, const proto::GroupValues& group,
@@ -106,6 +109,12 @@ absl::Status CheckGroups(kernels::OptimizerKind kind, bool has_momentum,
     absl::Status status = Check(i, groups[i], kCommonRules);
     if (status.ok()) status = CheckOwn(kind, has_momentum, i, groups[i]);
     if (!status.ok()) return status;
+    if (groups[i].max_norm != groups[0].max_norm) {
+      return Refuse(i, "max_norm", groups[i].max_norm,
+                    absl::StrCat("but group 0 has ", groups[0].max_norm,
+                                 "; the norm is that of all groups together, "
+                                 "so give the same in each"));
+    }
   }
   return absl::OkStatus();
 }
@@ -127,7 +136,8 @@ proto::GroupValues ToValues(const kernels::HyperParameters& group) {
           .dampening = group.dampening,
           .nesterov = group.nesterov ? 1.0 : 0.0,
           .lr_decay = group.lr_decay,
-          .initial_accumulator_value = group.initial_accumulator_value};
+          .initial_accumulator_value = group.initial_accumulator_value,
+          .max_norm = 0};
 }
 
 kernels::HyperParameters FromValues(const proto::GroupValues& values) {

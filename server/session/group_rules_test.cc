@@ -62,6 +62,20 @@ TEST(GroupRulesTest, EachOptimizerHasItsOwnFields) {
   }
 }
 
+TEST(GroupRulesTest, OneNormForAllGroups) {
+  proto::GroupValues groups[] = {Adam(), Adam()};
+  groups[0].max_norm = groups[1].max_norm = 0.5;
+  EXPECT_THAT(CheckGroups(OptimizerKind::kAdam, false, groups), IsOk());
+  groups[1].max_norm = 0;
+  EXPECT_THAT(CheckGroups(OptimizerKind::kAdam, false, groups),
+              StatusIs(kInvalid,
+                       "param group 1: max_norm is 0, but group 0 "
+                       "has 0.5"));
+  groups[0].max_norm = groups[1].max_norm = -1;
+  EXPECT_THAT(CheckGroups(OptimizerKind::kAdam, false, groups),
+              StatusIs(kInvalid, "param group 0: max_norm is -1"));
+}
+
 TEST(GroupRulesTest, NamesGroupFieldAndValue) {
   proto::GroupValues groups[] = {Adam(), Adam()};
   groups[1].lr = -0.5;
@@ -74,7 +88,7 @@ TEST(GroupRulesTest, RefusesWhatIsNotFinite) {  // I26
     for (double proto::GroupValues::*field :
          {&proto::GroupValues::lr, &proto::GroupValues::beta1,
           &proto::GroupValues::beta2, &proto::GroupValues::eps,
-          &proto::GroupValues::weight_decay}) {
+          &proto::GroupValues::weight_decay, &proto::GroupValues::max_norm}) {
       proto::GroupValues groups[] = {Adam()};
       groups[0].*field = bad;
       EXPECT_THAT(CheckGroups(OptimizerKind::kAdam, false, groups),

@@ -498,18 +498,57 @@ class GradientsTest(Base):
         theirs.step()
         self.assertSame()
         self.assertEqual(ours.open_step, 2)
-        self.assertRaisesWith(
-            ballast.FailedPrecondition,
-            ["gradient_clipping", "0.1", "gradient_clipping=3"],
-            lambda: ours.clip_grad_norm_(3))
+
+    def test_each_step_may_clip_otherwise(self):
+        for clipping in (None, 0.02):
+            ours, theirs = self.pair(gradient_clipping=clipping)
+            for step, norm in enumerate((0.1, None, 0.05)):
+                of_step = clipping if norm is None else norm
+                self.backward(self.model, step)
+                self.backward(self.reference, step)
+                if of_step is not None:
+                    nn.utils.clip_grad_norm_(self.reference.parameters(),
+                                             of_step)
+                if norm is not None:
+                    ours.clip_grad_norm_(norm)
+                for optimizer in (ours, theirs):
+                    optimizer.step()
+                    optimizer.zero_grad()
+                self.assertEqual(ours.last_result.clip_factor < 1,
+                                 of_step is not None)
+                self.assertSame()
+            ours.close()
+
+    def test_what_is_no_norm_is_refused(self):
+        ours, _ = self.pair(gradient_clipping=0.1)
+        for norm in (0, -1.0, float("nan"), "1"):
+            self.assertRaisesWith(
+                ballast.InvalidArgument, "max_norm must be a finite number",
+                lambda: ours.clip_grad_norm_(norm))
+        self.assertRaisesWith(ballast.FailedPrecondition,
+                              ["clip_grad_norm_(inf)",
+                               "gradient_clipping=0.1"],
+                              lambda: ours.clip_grad_norm_(float("inf")))
 
     def test_the_norm_without_clipping(self):
         ours, _ = self.pair()
         self.backward(self.model)
         self.assertGreater(float(ours.clip_grad_norm_(float("inf"))), 0)
         ours.step()
-        self.assertRaisesWith(ballast.FailedPrecondition, "which is off",
-                              lambda: ours.clip_grad_norm_(1.0))
+        self.assertEqual(ours.last_result.clip_factor, 1)
+
+    def test_ranks_that_clip_otherwise_are_told(self):
+        models = [net(), net()]
+
+        def rank(number):
+            optimizer = self.optimizer(models[number].parameters(), "sgd",
+                                       rank=number, world=2)
+            models[number](batch(0)).pow(2).mean().backward()
+            with self.assertRaises(ballast.Error) as caught:
+                optimizer.clip_grad_norm_(0.1 * (1 + number))
+            return str(caught.exception)
+        for text in lab.run_ranks(2, rank):
+            self.assertIn("max_norm is 0.1 on rank 0 but 0.2 on rank 1", text)
 
     def test_clipping_after_the_push_is_refused(self):
         ours, _ = self.pair(gradient_clipping=0.1)

@@ -12,7 +12,7 @@ from typing import (Any, Callable, Generator, List, NamedTuple, Optional,
 
 from . import errors
 
-_ABI_MAJOR, _ABI_MINOR = 0, 2
+_ABI_MAJOR, _ABI_MINOR = 0, 3
 _CANCELLED = 1
 ALL_TENSORS = (1 << (8 * ctypes.sizeof(c_size_t))) - 1
 
@@ -31,7 +31,7 @@ class TensorStruct(ctypes.Structure):
 
 GROUP_FIELDS = ("lr", "beta1", "beta2", "eps", "weight_decay", "momentum",
                 "dampening", "nesterov", "lr_decay",
-                "initial_accumulator_value")
+                "initial_accumulator_value", "max_norm")
 
 
 class GroupStruct(ctypes.Structure):

@@ -144,6 +144,15 @@ def seconds(value: Any, what: str) -> float:
     return float(min(value, 1e9))
 
 
+def norm(value: Any) -> float:
+    if (isinstance(value, bool) or not isinstance(value, (int, float))
+            or not 0 < value < float("inf")):
+        raise errors.InvalidArgument(
+            "max_norm must be a finite number > 0, not %s"
+            % _names.shown(value))
+    return float(value)
+
+
 def exchange(value: Any) -> str:
     """A preset's name, or a policy's keys as the daemon's one text.
 

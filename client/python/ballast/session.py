@@ -250,7 +250,8 @@ class Session:
         self._trace.pushed(name, start)
 
     def step(self, cursor: bytes = b"", wait: bool = True,
-             timeout: Optional[float] = None) -> StepResult:
+             timeout: Optional[float] = None,
+             max_norm: Optional[float] = None) -> StepResult:
         """Pushes the rest and waits for commit and publish.
 
         Args:
@@ -259,6 +260,8 @@ class Session:
           wait: False returns at commit, before the new weights are there: call
             wait(name) before reading each.
           timeout: seconds, instead of the session's.
+          max_norm: largest global norm of this step, instead of the job's
+            gradient_clipping; the same on all ranks.
         """
         if not isinstance(cursor, (bytes, bytearray, memoryview)):
             raise errors.InvalidArgument(
@@ -272,10 +275,11 @@ class Session:
         limit = self.timeout
         if timeout is not None:
             limit = _options.seconds(timeout, "timeout")
+        norm = 0.0 if max_norm is None else _options.norm(max_norm)
         self._steps_tried += 1
         for index, group in enumerate(self.param_groups):
-            self._handle.set_group(index,
-                                   _library.GroupStruct(**group.flat()))
+            self._handle.set_group(index, _library.GroupStruct(
+                **group.flat(), max_norm=norm))
         start = self._trace.now()
         result = StepResult.of(self._handle.step(cursor, wait, limit))
         self._trace.stepped(result.step, start, result.stage_seconds)

@@ -62,6 +62,7 @@ class FakeHandle:
 
     def set_group(self, index, group):
         self.calls.append(("group", index, group.lr))
+        self.norms = getattr(self, "norms", []) + [group.max_norm]
 
     def push(self, tensor):
         self.calls.append(("push", tensor))
@@ -296,6 +297,17 @@ class SessionTest(unittest.TestCase):
         self.assertTrue(all(e["dur"] >= 0 for e in spans))
         starts = [e["ts"] for e in spans if e["name"] == "compute"]
         self.assertLess(starts[0], starts[1])
+
+    def test_a_norm_is_of_one_step_and_of_all_groups(self):
+        s = session(param_groups=[{"match": "b", "lr": 0.2}])
+        s.step(max_norm=0.5)
+        s.step()
+        self.assertEqual(FakeHandle.last.norms, [0.5, 0.5, 0.0, 0.0])
+        for bad in (0, -1, float("inf"), float("nan"), "1", True):
+            with self.assertRaisesRegex(errors.InvalidArgument,
+                                        "max_norm must be a finite number"):
+                s.step(max_norm=bad)
+        self.assertEqual(len(FakeHandle.last.norms), 4)
 
     def test_refuses_before_anything_is_opened(self):
         FakeHandle.last = None

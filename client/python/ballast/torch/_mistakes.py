@@ -6,7 +6,7 @@ from typing import Any, Iterable, Optional
 
 import torch
 
-from .. import errors
+from .. import _options, errors
 from . import _weights
 from ._parameters import Entry
 
@@ -96,15 +96,18 @@ def check_still_in(model: torch.nn.Module, entries: Iterable[Entry]) -> None:
                 "the model first, then build the optimizer" % name)
 
 
-def check_clipping(max_norm: float, clipping: float) -> None:
-    """Refuses clip_grad_norm_(max_norm) of a job that clips otherwise."""
-    wanted = 0.0 if max_norm == float("inf") else float(max_norm)
-    if wanted != clipping:
-        raise errors.FailedPrecondition(
-            "clip_grad_norm_(%g): the daemon clips by the job's "
-            "gradient_clipping, which is %s: build the optimizer with "
-            "gradient_clipping=%g" % (
-                max_norm, "%g" % clipping if clipping else "off", max_norm))
+def norm_of_step(max_norm: float, clipping: float) -> Optional[float]:
+    """What clip_grad_norm_(max_norm) hands over with the step; None: the
+    job's own clipping is meant."""
+    if max_norm == float("inf"):
+        if clipping:
+            raise errors.FailedPrecondition(
+                "clip_grad_norm_(inf): a job with gradient_clipping=%g clips "
+                "each step; build the optimizer without it to clip only some"
+                % clipping)
+        return None
+    return None if clipping and max_norm == clipping else \
+        _options.norm(max_norm)
 
 
 def load_after_steps(version: int, is_pending: bool) -> Exception:

@@ -109,6 +109,7 @@ class Optimizer(torch.optim.Optimizer):
         self._pid = os.getpid()
         self._pending: Optional[bytes] = None  # cursor of a step handed over
         self._pending_user = b""
+        self._pending_norm: Optional[float] = None
         self._early: Optional[StepResult] = None  # by clip_grad_norm_
         self._is_repeat = False
         self._is_finished = False
@@ -291,12 +292,12 @@ class Optimizer(torch.optim.Optimizer):
     def clip_grad_norm_(self, max_norm: float, *, cursor: bytes = b"",
                         timeout: Optional[float] = None) -> torch.Tensor:
         """Returns the exact global norm of this step's mean gradient, which
-        is clipped to `max_norm` (gradient_clipping= must say the same). Hands
-        the step over and waits for the commit: nothing may change the
-        gradients between it and step()."""
-        _mistakes.check_clipping(max_norm, self._clipping)
+        is clipped to `max_norm`, in place of gradient_clipping= and the same
+        on all ranks. Hands the step over and waits for the commit: nothing
+        may change the gradients between it and step()."""
+        norm = _mistakes.norm_of_step(_hyper.plain(max_norm), self._clipping)
         if self._early is None:
-            self._commit(cursor, timeout, wait=False)
+            self._commit(cursor, timeout, wait=False, max_norm=norm)
             self._early = self.last_result
         assert self._early is not None
         return torch.tensor(self._early.grad_norm)
@@ -374,8 +375,8 @@ class Optimizer(torch.optim.Optimizer):
         self._gradients.collect(entry, self._scale())
         self.session.push(entry.name)
 
-    def _commit(self, cursor: bytes, timeout: Optional[float],
-                wait: bool) -> None:
+    def _commit(self, cursor: bytes, timeout: Optional[float], wait: bool,
+                max_norm: Optional[float] = None) -> None:
         self._check()
         if self._pending is None:
             scale = self._scale()
@@ -384,7 +385,7 @@ class Optimizer(torch.optim.Optimizer):
                     self._gradients.collect(entry, scale)
             _hyper.send(self.param_groups, self._name, self.session)
             self._pending = self._state.encode(cursor)
-            self._pending_user = cursor
+            self._pending_user, self._pending_norm = cursor, max_norm
         elif cursor != self._pending_user:
             raise errors.InvalidArgument(
                 "this step was already handed over with another cursor: "
@@ -392,7 +393,8 @@ class Optimizer(torch.optim.Optimizer):
         self._gradients.check_pushed(self._trainable)
         try:
             self.last_result = self.session.step(
-                cursor=self._pending, wait=wait, timeout=timeout)
+                cursor=self._pending, wait=wait, timeout=timeout,
+                max_norm=self._pending_norm)
         except errors.Error as error:
             if error.resume_step is not None:
                 self._is_repeat = True
