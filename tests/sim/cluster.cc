@@ -67,6 +67,7 @@ Cluster::Cluster(const Scenario& scenario, uint64_t seed,
       lives_(scenario.world_size()),
       last_version_(scenario.world_size(), -1),
       is_fault_taken_(scenario.faults.size()) {
+  if (scenario.has_interfaces) links_.ShareInterfaces(&world_);
   for (int n = 0; n < scenario.nodes; ++n) {
     daemons_.push_back(std::make_unique<Daemon>(this, n));
   }

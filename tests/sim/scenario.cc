@@ -145,7 +145,8 @@ absl::Status ParseOptimizer(Line* line, Scenario* scenario) {
   return ParseValues(line, &scenario->groups[0]);
 }
 
-absl::Status ParseLink(Line* line, transport::LinkFaults* link) {
+absl::Status ParseLink(Line* line, Scenario* scenario) {
+  transport::LinkFaults* const link = &scenario->link;
   while (!line->empty()) {
     if (line->Is("delay")) {
       ASSIGN_OR_RETURN(link->min_delay, Time(line->Take()));
@@ -158,9 +159,12 @@ absl::Status ParseLink(Line* line, transport::LinkFaults* link) {
       ASSIGN_OR_RETURN(link->reorder, Real(line->Take()));
     } else if (line->Is("rate")) {
       ASSIGN_OR_RETURN(link->bytes_per_second, Real(line->Take()));
+    } else if (line->Is("shared")) {
+      scenario->has_interfaces = true;
     } else {
       return absl::InvalidArgumentError(
-          "link: delay MIN MAX, loss P, duplicate P, reorder P, rate B");
+          "link: delay MIN MAX, loss P, duplicate P, reorder P, rate B, "
+          "shared");
     }
   }
   return absl::OkStatus();
@@ -249,7 +253,7 @@ absl::Status ParseLine(Line* line, Scenario* scenario) {
     ASSIGN_OR_RETURN(scenario->absent.emplace_back(),
                      Integer<int>(line->Take()));
   } else if (word == "link") {
-    RETURN_IF_ERROR(ParseLink(line, &scenario->link));
+    RETURN_IF_ERROR(ParseLink(line, scenario));
   } else if (word == "at") {
     RETURN_IF_ERROR(ParseFault(line, scenario));
   } else if (word == "expect") {

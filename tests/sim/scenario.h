@@ -61,6 +61,7 @@ struct Scenario {
   absl::Duration join_timeout = absl::Minutes(1);
   std::vector<int> absent;  // ranks that never come
   transport::LinkFaults link;
+  bool has_interfaces = false;  // a node's links share their rate
   std::vector<Fault> faults;
   // Empty: the job ends well. Otherwise what the error says.
   std::string expect_failure;

@@ -11,6 +11,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(
     os.path.abspath(__file__))))
 _TARGETS = {
     "kernels": "//tests/bench:kernels_bench",
+    "scaling-simulated": "//tests/sim:scaling",
 }
 # Programs that run the built daemons on a lab.
 _SCRIPTS = {name: "tests/bench/%s.py" % name

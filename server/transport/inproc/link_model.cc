@@ -62,7 +62,7 @@ absl::Duration LinkModel::DrawDelay(NodeRank from, NodeRank to,
                                     uint64_t bytes) {
   if (clock_ == nullptr) return DrawDelay(bytes);
   const absl::Time now = clock_->Now();
-  absl::Time& busy_until = busy_until_[{from, to}];
+  absl::Time& busy_until = busy_until_[{from, has_interfaces_ ? from : to}];
   busy_until = std::max(busy_until, now) + TimeOf(bytes);
   return busy_until - now + DrawLatency();
 }

@@ -58,6 +58,12 @@ class LinkModel {
   // one after the other, as on a wire. Without it each has the rate alone.
   // `clock` is that of the executor.
   void ShareRate(const base::Clock* clock) { clock_ = clock; }
+  // The same for all that goes out of a node: it has one interface, to a
+  // switch that is fast enough.
+  void ShareInterfaces(const base::Clock* clock) {
+    clock_ = clock;
+    has_interfaces_ = true;
+  }
   absl::Duration DrawDelay(NodeRank from, NodeRank to, uint64_t bytes);
 
   void CountBytes(NodeRank from, NodeRank to, uint64_t bytes);
@@ -75,6 +81,7 @@ class LinkModel {
 
   base::Executor* const executor_;
   const base::Clock* clock_ = nullptr;  // null: links are not shared
+  bool has_interfaces_ = false;         // but all of a node's together
   base::SeededRandom random_;
   LinkFaults faults_;
   absl::flat_hash_set<Link> cut_;

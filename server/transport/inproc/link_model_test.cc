@@ -55,6 +55,11 @@ TEST(LinkModelTest, ASharedLinkCarriesOnePartAfterAnother) {
   EXPECT_EQ(delay(0, 1), absl::Microseconds(1510));
   world.RunFor(absl::Milliseconds(9));
   EXPECT_EQ(delay(0, 1), absl::Microseconds(1010));
+  world.RunFor(absl::Milliseconds(9));
+  links.ShareInterfaces(&world);
+  EXPECT_EQ(delay(0, 1), absl::Microseconds(1010));
+  EXPECT_EQ(delay(0, 2), absl::Microseconds(2010));  // behind the other
+  EXPECT_EQ(delay(1, 2), absl::Microseconds(1010));
 }
 
 TEST(LinkModelTest, FaultsFollowTheirProbability) {
