@@ -54,12 +54,14 @@ WAYS = {
     "delta4": Way("delta4", "within"),
     "delta4-plain": Way("delta4 gradients.hadamard=0", ""),
     "delta2": Way("delta2", ""),
-    "value4": Way("delta4 weights.mode=value", "worse"),
+    "value4": Way("delta4 weights.mode=value", ""),
+    "int4-weights": Way("weights.codec=int4 weights.block=2048", "worse"),
 }
 _TOLD = {
     "zeropp+hop1": "zeropp with ZeRO++'s int4 hop inside the node",
     "delta4-plain": "delta4 without the Hadamard rotation",
     "value4": "delta4 with the weights themselves as int4",
+    "int4-weights": "all weights as int4, small tensors too, exact gradients",
 }
 
 

@@ -58,8 +58,8 @@ class SummaryTest(unittest.TestCase):
         self.assertTrue(self.row("delta4", 2.12, 2.12, 1.82).is_within)
 
     def test_the_control_must_be_worse(self):
-        self.assertTrue(self.row("value4", 2.2, 2.3, 2.1).passed)
-        self.assertFalse(self.row("value4", *self.GROUND).passed)
+        self.assertTrue(self.row("int4-weights", 2.2, 2.3, 2.1).passed)
+        self.assertFalse(self.row("int4-weights", *self.GROUND).passed)
 
     def test_of_a_policy_nothing_is_expected(self):
         self.assertTrue(self.row("zeropp seed=3", 3.0, 3.1, 2.9).passed)

@@ -10,12 +10,18 @@ with exact and with delta4. What is claimed, and fails the program if it is
 not so:
 
   exact    within float rounding of DDP: over all steps, the root mean square
-           of the differences of losses is at most 0.1 % of the mean loss. The
-           plain process is at the same distance, for the same reason.
+           of the differences of losses is at most 0.1 % of the mean loss, or
+           twice what it is between the plain process and DDP. These two do
+           the same sums in different order and nothing else; where a maximum
+           or a ReLU is a close call, training itself makes much of the last
+           bit, sooner or later.
   delta4   within the noise of seeds: its final loss is above exact's, in the
            mean, by at most one standard deviation of exact's own final losses
            over the seeds.
   control  another seed is farther from DDP than exact may be.
+
+The first steps at which exact and plain are more than a millionth of the loss
+away from DDP are told, too.
 """
 
 import argparse
@@ -34,6 +40,7 @@ import on_lab
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _ROOT = os.path.dirname(os.path.dirname(_HERE))
 _ROUNDING = 1e-3
+_LAST_BITS = 1e-6
 _SHOWN = 4000  # characters of a failed run's output
 
 WAYS = ("plain", "ddp", "exact", "delta4")
@@ -50,10 +57,11 @@ class Claims(NamedTuple):
 
     def failed(self) -> List[str]:
         result = []
-        if self.exact > _ROUNDING:
-            result.append("exact is %.2g of the loss from DDP, more than %g" %
-                          (self.exact, _ROUNDING))
-        if self.other_seed <= _ROUNDING:
+        bound = max(_ROUNDING, 2 * self.plain)
+        if self.exact > bound:
+            result.append("exact is %.2g of the loss from DDP, more than %.2g"
+                          % (self.exact, bound))
+        if self.other_seed <= bound:
             result.append("another seed is only %.2g of the loss from DDP: "
                           "nothing could fail" % self.other_seed)
         if self.delta4 > self.noise:
@@ -68,6 +76,15 @@ def distance(runs: List[Dict[str, Any]],
     ours = np.array([run["losses"] for run in runs])
     theirs = np.array([run["losses"] for run in others])
     return float(np.sqrt(np.mean((ours - theirs)**2)) / np.mean(theirs))
+
+
+def parts_at(runs: List[Dict[str, Any]], others: List[Dict[str, Any]]) -> int:
+    """The first step, of any seed, with losses that differ by more than a
+    millionth; 0: none."""
+    ours = np.array([run["losses"] for run in runs])
+    theirs = np.array([run["losses"] for run in others])
+    is_apart = (np.abs(ours - theirs) > _LAST_BITS * theirs).any(axis=0)
+    return int(np.argmax(is_apart)) + 1 if is_apart.any() else 0
 
 
 def claims(runs: Runs) -> Claims:
@@ -127,15 +144,17 @@ def kept(task: str, way: str, seed: int,
 
 
 def table(of_task: Dict[str, Runs]) -> str:
-    lines = ["| task | way | final loss | distance from DDP |",
-             "| --- | --- | --- | --- |"]
+    lines = ["| task | way | final loss | distance from DDP | from step |",
+             "| --- | --- | --- | --- | --- |"]
     for task, runs in of_task.items():
         for way, of_seed in runs.items():
-            lines.append("| %s | %s | %.4f | %s |" % (
+            lines.append("| %s | %s | %.4f | %s | %s |" % (
                 task, way if way in ("plain", "ddp") else "`%s`" % way,
                 np.mean([run["evaluation"] for run in of_seed]),
                 "" if way == "ddp" else
-                "%.2g" % distance(of_seed, runs["ddp"])))
+                "%.2g" % distance(of_seed, runs["ddp"]),
+                "" if way == "ddp" else
+                parts_at(of_seed, runs["ddp"]) or "–"))
     return "\n".join(lines)
 
 
