@@ -62,7 +62,10 @@ struct Kernels {
   void (*cast)(const float* in, DType dtype, int64_t count, void* out);
   void (*widen)(const void* in, DType dtype, int64_t count, float* out);
 
-  // out[i] = x[i] - widened base[i]: what a delta encodes. `out` may be `x`.
+  // What deltas start from (FORMAT.md 9): widened, what is not finite as +0.
+  void (*reference)(const void* in, DType dtype, int64_t count, float* out);
+  // out[i] = x[i] - reference of base[i]: what a delta encodes. `out` may be
+  // `x`.
   void (*subtract)(const float* x, const void* base, DType dtype, int64_t count,
                    float* out);
 

@@ -71,16 +71,49 @@ void Widen(const void* in, DType dtype, int64_t count, float* out) {
   }
 }
 
+// What a delta starts from: FORMAT.md 9.
+template <class Format>
+HWY_INLINE hn::Vec<D> FiniteVec(D d, const void* base, int64_t i) {
+  const auto wide = Format::Vec(d, base, i);
+  return hn::IfThenElseZero(hn::IsFinite(wide), wide);
+}
+template <class Format>
+float FiniteOne(const void* base, int64_t i) {
+  const float wide = Format::One(base, i);
+  return IsFinite(wide) ? wide : 0;
+}
+
+template <class Format>
+void FiniteFrom(const void* in, int64_t count, float* out) {
+  const D d;
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    hn::StoreU(FiniteVec<Format>(d, in, i), d, out + i);
+  }
+  for (; i < count; ++i) out[i] = FiniteOne<Format>(in, i);
+}
+
+void FiniteOnly(const void* in, DType dtype, int64_t count, float* out) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return FiniteFrom<Float32>(in, count, out);
+    case DType::kBFloat16:
+      return FiniteFrom<BFloat16>(in, count, out);
+    case DType::kFloat16:
+      return FiniteFrom<Float16>(in, count, out);
+  }
+}
+
 template <class Format>
 void SubtractFormat(const float* x, const void* base, int64_t count,
                     float* out) {
   const D d;
   int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes) {
-    hn::StoreU(hn::Sub(hn::LoadU(d, x + i), Format::Vec(d, base, i)), d,
+    hn::StoreU(hn::Sub(hn::LoadU(d, x + i), FiniteVec<Format>(d, base, i)), d,
                out + i);
   }
-  for (; i < count; ++i) out[i] = x[i] - Format::One(base, i);
+  for (; i < count; ++i) out[i] = x[i] - FiniteOne<Format>(base, i);
 }
 
 void Subtract(const float* x, const void* base, DType dtype, int64_t count,
@@ -98,6 +131,7 @@ void Subtract(const float* x, const void* base, DType dtype, int64_t count,
 void Fill(Kernels* table) {
   table->cast = Cast;
   table->widen = Widen;
+  table->reference = FiniteOnly;
   table->subtract = Subtract;
 }
 

@@ -1,4 +1,4 @@
-// cast, widen and subtract, with vectors.
+// cast, widen, reference and subtract, with vectors.
 #ifndef KERNELS_HOST_CONVERT_H_
 #define KERNELS_HOST_CONVERT_H_
 

@@ -1,5 +1,5 @@
-// cast, widen and subtract on every instruction set against the reference. //
-// I5, I10
+// cast, widen, reference and subtract on every instruction set against the
+// scalar one. I5, I10
 #include <string>
 #include <vector>
 
@@ -105,6 +105,7 @@ TEST(ConvertTest, SubtractsLikeTheReference) {
                       halves.insert(halves.end(), more.begin(), more.end());
                     }
                     std::vector<float> expected(count);
+                    std::vector<float> start(count);
                     Reference().subtract(x.data(), halves.data(), dtype, count,
                                          expected.data());
                     for (const fuzz::Tested& tested : tables) {
@@ -112,11 +113,23 @@ TEST(ConvertTest, SubtractsLikeTheReference) {
                                           random->Below(4), true);
                       tested.table.subtract(x.data(), halves.data(), dtype,
                                             count, actual.data());
+                      if (!actual.IsGuarded()) {
+                        return tested.name + " wrote outside";
+                      }
                       for (int64_t i = 0; i < count; ++i) {
                         // The bits of a NaN that is made are not specified.
                         if (Bits(actual.data()[i]) != Bits(expected[i]) &&
                             !(IsNan(actual.data()[i]) && IsNan(expected[i]))) {
                           return tested.name + ": element " + std::to_string(i);
+                        }
+                      }
+                      tested.table.reference(halves.data(), dtype, count,
+                                             actual.data());
+                      Reference().reference(halves.data(), dtype, count,
+                                            start.data());
+                      for (int64_t i = 0; i < count; ++i) {
+                        if (Bits(actual.data()[i]) != Bits(start[i])) {
+                          return tested.name + ": start " + std::to_string(i);
                         }
                       }
                       if (!actual.IsGuarded()) {

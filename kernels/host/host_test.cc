@@ -24,8 +24,8 @@ TEST(HostTest, EveryTargetHasAFullTable) {
     ASSERT_NE(table, nullptr) << name;
     EXPECT_TRUE(table->tree_sum && table->finish_mean && table->cell_norm &&
                 table->optimizer_step && table->cast && table->widen &&
-                table->subtract && table->encode && table->decode &&
-                table->decode_add && table->count_clipped)
+                table->reference && table->subtract && table->encode &&
+                table->decode && table->decode_add && table->count_clipped)
         << name;
   }
 }

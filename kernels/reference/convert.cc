@@ -37,6 +37,13 @@ void Widen(const void* in, DType dtype, int64_t count, float* out) {
   }
 }
 
+void FiniteOnly(const void* in, DType dtype, int64_t count, float* out) {
+  Widen(in, dtype, count, out);
+  for (int64_t i = 0; i < count; ++i) {
+    if (!IsFinite(out[i])) out[i] = 0;
+  }
+}
+
 void Subtract(const float* x, const void* base, DType dtype, int64_t count,
               float* out) {
   constexpr int64_t kFew = 64;
@@ -44,7 +51,7 @@ void Subtract(const float* x, const void* base, DType dtype, int64_t count,
   const auto* const bytes = static_cast<const char*>(base);
   for (int64_t i = 0; i < count; i += kFew) {
     const int64_t few = std::min(kFew, count - i);
-    Widen(bytes + i * SizeOf(dtype), dtype, few, widened);
+    FiniteOnly(bytes + i * SizeOf(dtype), dtype, few, widened);
     for (int64_t j = 0; j < few; ++j) out[i + j] = x[i + j] - widened[j];
   }
 }

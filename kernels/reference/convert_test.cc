@@ -1,5 +1,6 @@
 #include "kernels/reference/convert.h"
 
+#include <limits>
 #include <random>
 #include <vector>
 
@@ -46,6 +47,29 @@ TEST(ConvertTest, Float32IsCopiedBitForBit) {
     Widen(out.data(), DType::kFloat32, count, back.data());
     for (int64_t i = 0; i < count; ++i) EXPECT_EQ(Bits(back[i]), Bits(in[i]));
     EXPECT_EQ(out.back(), kCanary);
+  }
+}
+
+// FORMAT.md 9: what is not finite is no place to start from. // I10
+TEST(ConvertTest, StartsFromWhatIsFinite) {
+  for (const DType dtype :
+       {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    const float inf = std::numeric_limits<float>::infinity();
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    const std::vector<float> values = {1, inf, -2, -inf, nan, 0.5f, -nan};
+    const std::vector<float> finite = {1, 0, -2, 0, 0, 0.5f, 0};
+    std::vector<uint8_t> bytes(values.size() * SizeOf(dtype));
+    Cast(values.data(), dtype, values.size(), bytes.data());
+    std::vector<float> out(values.size() + 1, 7);
+    FiniteOnly(bytes.data(), dtype, values.size(), out.data());
+    EXPECT_EQ(out.back(), 7);
+    out.pop_back();
+    for (size_t i = 0; i < finite.size(); ++i) {
+      EXPECT_EQ(Bits(out[i]), Bits(finite[i])) << i;
+    }
+    const std::vector<float> x(values.size(), 3);
+    Subtract(x.data(), bytes.data(), dtype, values.size(), out.data());
+    EXPECT_EQ(out, (std::vector<float>{2, 3, 5, 3, 3, 2.5f, 3}));
   }
 }
 

@@ -16,6 +16,7 @@ const Kernels& Reference() {
       .optimizer_step_undo = reference::OptimizerStepUndo,
       .cast = reference::Cast,
       .widen = reference::Widen,
+      .reference = reference::FiniteOnly,
       .subtract = reference::Subtract,
       .encode = reference::Encode,
       .decode = reference::Decode,

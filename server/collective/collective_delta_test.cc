@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -86,6 +87,7 @@ class Model {
       }
       std::vector<float> reference(count);
       Widen(i, &reference);
+      for (float& value : reference) value = std::isfinite(value) ? value : 0;
       std::vector<float> delta(count);
       for (int64_t e = 0; e < count; ++e) {
         delta[e] = masters_[i][e] - reference[e];
@@ -121,6 +123,9 @@ class Model {
 
   const std::vector<float>& master(size_t tensor) const {
     return masters_[tensor];
+  }
+  void SetMaster(size_t tensor, int64_t element, float value) {
+    masters_[tensor][element] = value;
   }
   std::vector<float> published(size_t tensor) const {
     std::vector<float> values(masters_[tensor].size());
@@ -299,6 +304,37 @@ TEST(CollectiveDeltaTest, TheErrorIsThatOfTheLastStep) {  // I11
   EXPECT_LT(error_after(30, "delta2"), 1e-3);
   // Masters of 0.1: a value's scale is 0.1 / 7.
   EXPECT_GT(error_after(30, "weights.codec=int4"), 20 * late);
+}
+
+// A block is NaN while a master in it is, and is itself again afterwards; so is
+// what was beyond its type's range.
+TEST(CollectiveDeltaTest, WhatWasNotFiniteComesBack) {  // I10
+  constexpr int64_t kCount = 3 * 2048;
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  for (const auto& [dtype, bad] : {std::pair(DType::kFloat32, kNan),
+                                   {DType::kBFloat16, HUGE_VALF},
+                                   {DType::kFloat16, 7e4f}}) {
+    Job job({.nodes = 3,
+             .tensors = {{"w", {kCount}, dtype}},
+             .exchange = "weights.mode=delta weights.codec=int4 "
+                         "weights.block=2048"});
+    job.Publish(1);
+    const float before = job.model().master(0)[5000];
+    for (int64_t step = 2; step <= 20; ++step) {
+      if (step <= 3) job.model().SetMaster(0, 5000, bad);
+      if (step == 4) job.model().SetMaster(0, 5000, before);
+      job.Publish(step);
+      job.ExpectSame("step " + std::to_string(step));
+      const std::vector<float> shown = job.model().published(0);
+      for (int64_t i = 0; i < kCount; ++i) {
+        const bool is_bad =
+            step <= 3 && (i == 5000 || (i >= 4096 && !std::isfinite(bad)));
+        ASSERT_EQ(std::isfinite(shown[i]), !is_bad) << step << ' ' << i;
+        if (step < 20) continue;
+        ASSERT_NEAR(shown[i], job.model().master(0)[i], 1e-3) << i;
+      }
+    }
+  }
 }
 
 TEST(CollectiveDeltaTest, TheErrorIsMeasuredBesideTheWeights) {  // I21

@@ -124,7 +124,8 @@ class DeltaCoder final : public ChunkCoder {
       const layout::Piece& piece = *coded.piece;
       const kernels::DType dtype = context_->dtype(piece);
       if (IsDelta(piece)) {
-        kernels.widen(context_->WeightsOf(piece), dtype, piece.size(), values);
+        kernels.reference(context_->WeightsOf(piece), dtype, piece.size(),
+                          values);
         coded.codec->DecodeAdd(piece.size(), slice + coded.offset, values);
       } else {
         coded.codec->Decode(piece.size(), slice + coded.offset, values);

@@ -476,20 +476,25 @@ def codec_file():
 
 
 def delta_file():
-    """Three versions of a tensor whose masters move, sections 9 and 6."""
+    """Three versions of a tensor whose masters move, sections 9 and 6; then
+    the same from published weights that are not finite everywhere."""
     cases = []
-    for bits, block in ((4, 2048), (2, 2048), (8, 256)):
+    for bits, block, bad in ((4, 2048, []), (2, 2048, []), (8, 256, []),
+                             (4, 32, [3, 40, 199])):
         for dtype in ("float32", "bfloat16", "float16"):
             spec = {"bits": bits, "block": block, "range": "sym",
                     "hadamard": 0, "rounding": "nearest"}
             master = normals(200, 70)
-            published = cast(master, dtype)
+            start = master.copy()
+            start[bad] = [np.nan, np.inf, -np.inf][:len(bad)]
+            published = cast(start, dtype)
             case = {"spec": wire_name(spec), "dtype": dtype,
                     "published": to_hex(published), "versions": []}
             for version in (1, 2, 3):
                 master = (master + normals(200, 70 + version) *
                           F32(0.01)).astype(F32)
                 reference = widen(published, dtype)
+                reference[~np.isfinite(reference)] = 0
                 encoded, values = encode(spec, 0, 0, master - reference)
                 published = cast((reference + values).astype(F32), dtype)
                 case["versions"].append({

@@ -267,7 +267,7 @@ TEST_P(GoldenTest, Deltas) {
       Bytes encoded(EncodedBytes(spec, count));
       table().encode(spec, 0, 0, count, values.data(), encoded.data());
       ASSERT_EQ(encoded, FromHex(version["encoded"]));
-      table().widen(published.data(), dtype, count, values.data());
+      table().reference(published.data(), dtype, count, values.data());
       table().decode_add(spec, count, encoded.data(), values.data());
       table().cast(values.data(), dtype, count, published.data());
       ASSERT_EQ(published, FromHex(version["published"]));

@@ -174,7 +174,7 @@ void ReferenceModel::Step() {
       std::vector<float> published = tensor.master;
       const bool is_delta = policy_.weight_mode == layout::WeightMode::kDelta;
       std::vector<float> shown(is_delta ? tensor.size : 0);
-      k.widen(before.data(), tensor.spec.dtype, shown.size(), shown.data());
+      k.reference(before.data(), tensor.spec.dtype, shown.size(), shown.data());
       for (size_t i = 0; i < shown.size(); ++i) published[i] -= shown[i];
       const std::vector<float> meant = published;
       ThereAndBack(tensor, tensor.codecs.weights, step, scenario_.nodes,
