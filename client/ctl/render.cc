@@ -133,7 +133,11 @@ std::string Render(const v1::GetJobReply& job) {
       Line("last progress",
            FormatSeconds(job.steps_since_progress_ms() / 1e3) + " ago") +
       Line("exchanges", job.routes().empty() ? "none" : job.routes()) +
-      Line("fallbacks", absl::StrCat(job.fallbacks())) + QualityLines(job) +
+      Line("fallbacks", absl::StrCat(job.fallbacks())) +
+      Line("weight chunks",
+           absl::StrCat(job.weight_chunks_bad(), " damaged, ",
+                        job.weight_chunks_healed(), " healed")) +
+      QualityLines(job) +
       Line("waits for",
            summary.waiting_for().empty() ? "nobody" : summary.waiting_for()) +
       Line("last failure",

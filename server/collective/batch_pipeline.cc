@@ -1,6 +1,7 @@
 #include "server/collective/batch_pipeline.h"
 
 #include <deque>
+#include <optional>
 #include <utility>
 
 #include "server/base/status_macros.h"
@@ -13,14 +14,10 @@ class BatchPipeline::Lane final : private transport::ExchangeObserver {
   explicit Lane(BatchPipeline* pipeline) : pipeline_(pipeline) {}
 
   // Tasks, and what they are followed by.
-  absl::Status Add(std::vector<Run> tasks,
+  absl::Status Add(std::vector<Work> tasks,
                    const transport::ExchangeSpec* spec) {
     Stage& stage = stages_.emplace_back();
-    for (Run& run : tasks) {
-      stage.tasks.emplace_back(
-          &pipeline_->context_->gate, std::move(run),
-          [this](const absl::Status& status) { OnTaskDone(status); });
-    }
+    for (Work& work : tasks) stage.tasks.emplace_back(this, std::move(work));
     if (spec == nullptr) return absl::OkStatus();
     ASSIGN_OR_RETURN(
         stage.exchange,
@@ -48,8 +45,19 @@ class BatchPipeline::Lane final : private transport::ExchangeObserver {
   }
 
  private:
+  struct StageTask {
+    StageTask(Lane* lane, Work work)
+        : chunk(work.chunk),
+          task(&lane->pipeline_->context_->gate, std::move(work.run),
+               [lane, this](const absl::Status& status) {
+                 lane->OnTaskDone(this, status);
+               }) {}
+    const std::optional<ChunkId> chunk;
+    int num_heals = 0;  // in this step
+    ChunkTask task;
+  };
   struct Stage {
-    std::deque<ChunkTask> tasks;
+    std::deque<StageTask> tasks;
     std::unique_ptr<transport::Exchange> exchange;  // null: none
   };
 
@@ -58,18 +66,48 @@ class BatchPipeline::Lane final : private transport::ExchangeObserver {
     Stage& stage = stages_[current_];
     num_left_ = stage.tasks.size();
     if (num_left_ == 0) return Exchange();
-    for (ChunkTask& task : stage.tasks) {
-      pipeline_->context_->gate.Submit(&task);
+    for (StageTask& task : stage.tasks) {
+      task.num_heals = 0;
+      Submit(&task);
     }
     return absl::OkStatus();
+  }
+
+  // Null: nothing watches what the task works on.
+  ChunkWatch* WatchOf(const StageTask& task) const {
+    return task.chunk.has_value() ? pipeline_->context_->watch : nullptr;
+  }
+
+  void Submit(StageTask* task) {
+    if (ChunkWatch* const watch = WatchOf(*task)) {
+      watch->OnSubmitted(*task->chunk);
+    }
+    pipeline_->context_->gate.Submit(&task->task);
   }
 
   absl::Status Exchange() {
     return stages_[current_].exchange->Post(pipeline_->step_);
   }
 
-  void OnTaskDone(const absl::Status& status) {
-    if (!status.ok()) return Fail(status);
+  void OnTaskDone(StageTask* task, const absl::Status& status) {
+    ChunkWatch* const watch = WatchOf(*task);
+    if (status.ok()) {
+      if (watch != nullptr) watch->OnSound(*task->chunk);
+      return OnTaskEnded();
+    }
+    if (watch == nullptr || !absl::IsDataLoss(status) ||
+        ++task->num_heals > kMaxHeals) {
+      return Fail(status);
+    }
+    watch->OnDamaged(*task->chunk, pipeline_->step_, status,
+                     [this, task](absl::StatusOr<AfterHealing> after) {
+                       if (!after.ok()) return Fail(after.status());
+                       if (*after == AfterHealing::kGoOn) return OnTaskEnded();
+                       Submit(task);
+                     });
+  }
+
+  void OnTaskEnded() {
     if (--num_left_ > 0) return;
     if (stages_[current_].exchange == nullptr) return pipeline_->OnLaneDone();
     const absl::Status posted = Exchange();
@@ -115,9 +153,9 @@ absl::Status BatchPipeline::Add(BatchParts parts) {
   return lane.Add(std::move(parts.after), nullptr);
 }
 
-void BatchPipeline::AddLocal(std::vector<Run> tasks) {
+void BatchPipeline::AddLocal(std::vector<Work> tasks) {
   // A task that does nothing reports, so that Start does not.
-  if (tasks.empty()) tasks.emplace_back([](int) { return absl::OkStatus(); });
+  if (tasks.empty()) tasks.push_back({[](int) { return absl::OkStatus(); }});
   lanes_.push_back(std::make_unique<Lane>(this));
   lanes_.back()->Add(std::move(tasks), nullptr).IgnoreError();  // no exchange
 }

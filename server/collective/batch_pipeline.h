@@ -19,6 +19,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/functional/any_invocable.h"
@@ -26,6 +27,7 @@
 #include "absl/status/status.h"
 #include "server/base/ids.h"
 #include "server/collective/context.h"
+#include "server/collective/published_chunks.h"
 #include "server/transport/transport.h"
 
 namespace ballast::collective {
@@ -34,16 +36,24 @@ class BatchPipeline {
  public:
   // An error ends the operation: nothing that depends on it is done.
   using Run = absl::AnyInvocable<absl::Status(int thread)>;
+  struct Work {
+    Run run;
+    // Whose published bits it reads or writes: if it finds them damaged
+    // (DataLoss), the context's watch may put that right first.
+    std::optional<ChunkId> chunk = {};
+  };
+  // How often that may happen to one of them in a step.
+  static constexpr int kMaxHeals = 3;
   struct Round {
-    std::vector<Run> before = {};
+    std::vector<Work> before = {};
     transport::ExchangeSpec spec = {};
   };
   struct BatchParts {
-    std::vector<Run> before = {};
+    std::vector<Work> before = {};
     transport::ExchangeSpec spec = {};
     uint64_t payload_bytes = 0;  // that its sends carry, by the formula
     std::vector<Round> more = {};
-    std::vector<Run> after = {};
+    std::vector<Work> after = {};
   };
 
   // `on_done` ends the operation, on the control thread, never from inside
@@ -55,7 +65,7 @@ class BatchPipeline {
   // In order, before the first Start.
   absl::Status Add(BatchParts parts);
   // One node: nothing is exchanged.
-  void AddLocal(std::vector<Run> tasks);
+  void AddLocal(std::vector<Work> tasks);
 
   // An error is reported here and not to the observer.
   absl::Status Start(Step step);

@@ -109,33 +109,33 @@ absl::Status BucketReducer::MakeBatch(size_t batch) {
   return pipeline_.Add(std::move(parts));
 }
 
-std::vector<BatchPipeline::Run> BucketReducer::SumTasks(size_t batch) {
-  std::vector<BatchPipeline::Run> tasks;
+std::vector<BatchPipeline::Work> BucketReducer::SumTasks(size_t batch) {
+  std::vector<BatchPipeline::Work> tasks;
   for (size_t owner = 0; owner < cut_.size(); ++owner) {
     const layout::Shard& shard = bucket_.shards[owner];
     for (const layout::Chunk& chunk : ChunksOf(shard, cut_[owner][batch])) {
-      tasks.emplace_back([this, owner, batch, &chunk](int thread) {
+      tasks.push_back({[this, owner, batch, &chunk](int thread) {
         for (const layout::Piece& piece : chunk.pieces) {
           SumPiece(thread, owner, batch, piece);
         }
         return absl::OkStatus();
-      });
+      }});
     }
   }
   return tasks;
 }
 
-std::vector<BatchPipeline::Run> BucketReducer::FinishTasks(size_t batch) {
-  std::vector<BatchPipeline::Run> tasks;
+std::vector<BatchPipeline::Work> BucketReducer::FinishTasks(size_t batch) {
+  std::vector<BatchPipeline::Work> tasks;
   const Batch& own = cut_[context_->parts.node.value()][batch];
   for (size_t i = own.first_chunk; i < own.end_chunk; ++i) {
-    tasks.emplace_back([this, batch, i](int thread) {
+    tasks.push_back({[this, batch, i](int thread) {
       results_[i] = {};
       for (const layout::Piece& piece : own_.chunks[i].pieces) {
         FinishPiece(thread, batch, piece, &results_[i]);
       }
       return absl::OkStatus();
-    });
+    }});
   }
   return tasks;
 }

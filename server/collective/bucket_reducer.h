@@ -47,8 +47,8 @@ class BucketReducer final : public BucketOperation {
 
   absl::Status MakeBatches();
   absl::Status MakeBatch(size_t batch);
-  std::vector<BatchPipeline::Run> SumTasks(size_t batch);
-  std::vector<BatchPipeline::Run> FinishTasks(size_t batch);
+  std::vector<BatchPipeline::Work> SumTasks(size_t batch);
+  std::vector<BatchPipeline::Work> FinishTasks(size_t batch);
   void Report();
 
   // On pool threads.

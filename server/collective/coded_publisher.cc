@@ -77,33 +77,37 @@ absl::Status CodedPublisher::MakeBatch(size_t batch) {
   return pipeline_.Add(std::move(parts));
 }
 
-std::vector<BatchPipeline::Run> CodedPublisher::EncodeTasks(size_t batch) {
-  std::vector<BatchPipeline::Run> tasks;
+std::vector<BatchPipeline::Work> CodedPublisher::EncodeTasks(size_t batch) {
+  std::vector<BatchPipeline::Work> tasks;
   const int self = context_->parts.node.value();
   const Batch& own = cut_[self][batch];
   for (size_t i = own.first_chunk; i < own.end_chunk; ++i) {
-    tasks.emplace_back([this, self, i](int thread) {
-      const ChunkId id{bucket_.id, context_->parts.node, i};
-      return coder_->Encode(thread, pipeline_.step(), id,
-                            slices_[self].chunks[i], bytes_[self], errors_[i]);
-    });
+    const ChunkId id{bucket_.id, context_->parts.node, i};
+    tasks.push_back({[this, self, i, id](int thread) {
+                       return coder_->Encode(thread, pipeline_.step(), id,
+                                             slices_[self].chunks[i],
+                                             bytes_[self], errors_[i]);
+                     },
+                     id});
   }
   return tasks;
 }
 
-std::vector<BatchPipeline::Run> CodedPublisher::DecodeTasks(size_t batch) {
-  std::vector<BatchPipeline::Run> tasks;
+std::vector<BatchPipeline::Work> CodedPublisher::DecodeTasks(size_t batch) {
+  std::vector<BatchPipeline::Work> tasks;
   const int self = context_->parts.node.value();
   for (const layout::Shard& shard : bucket_.shards) {
     const int owner = shard.owner.value();
     if (owner == self) continue;
     const Batch& cut = cut_[owner][batch];
     for (size_t i = cut.first_chunk; i < cut.end_chunk; ++i) {
-      tasks.emplace_back([this, owner, i](int thread) {
-        const ChunkId id{bucket_.id, NodeRank(owner), i};
-        return coder_->Decode(thread, pipeline_.step(), id,
-                              slices_[owner].chunks[i], bytes_[owner]);
-      });
+      const ChunkId id{bucket_.id, shard.owner, i};
+      tasks.push_back({[this, owner, i, id](int thread) {
+                         return coder_->Decode(thread, pipeline_.step(), id,
+                                               slices_[owner].chunks[i],
+                                               bytes_[owner]);
+                       },
+                       id});
     }
   }
   return tasks;

@@ -52,8 +52,8 @@ class CodedPublisher final : public BucketOperation {
                  std::span<std::byte> window);
 
   absl::Status MakeBatch(size_t batch);
-  std::vector<BatchPipeline::Run> EncodeTasks(size_t batch);
-  std::vector<BatchPipeline::Run> DecodeTasks(size_t batch);
+  std::vector<BatchPipeline::Work> EncodeTasks(size_t batch);
+  std::vector<BatchPipeline::Work> DecodeTasks(size_t batch);
 
   Context* const context_;
   const ChunkCoder* const coder_;

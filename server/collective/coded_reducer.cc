@@ -89,30 +89,30 @@ absl::Status CodedReducer::MakeBatch(size_t batch) {
   return pipeline_.Add(std::move(parts));
 }
 
-std::vector<BatchPipeline::Run> CodedReducer::EncodeTasks(size_t batch) {
-  std::vector<BatchPipeline::Run> tasks;
+std::vector<BatchPipeline::Work> CodedReducer::EncodeTasks(size_t batch) {
+  std::vector<BatchPipeline::Work> tasks;
   for (size_t owner = 0; owner < slices_.size(); ++owner) {
     const Batch& cut = cut_[owner][batch];
     for (size_t i = cut.first_chunk; i < cut.end_chunk; ++i) {
-      tasks.emplace_back([this, owner, i](int thread) {
+      tasks.push_back({[this, owner, i](int thread) {
         EncodeChunk(thread, slices_[owner].chunks[i].runs,
                     contributions_[owner], errors_[owner][i]);
         return absl::OkStatus();
-      });
+      }});
     }
   }
   return tasks;
 }
 
-std::vector<BatchPipeline::Run> CodedReducer::FinishTasks(size_t batch) {
-  std::vector<BatchPipeline::Run> tasks;
+std::vector<BatchPipeline::Work> CodedReducer::FinishTasks(size_t batch) {
+  std::vector<BatchPipeline::Work> tasks;
   const int self = context_->parts.node.value();
   const Batch& own = cut_[self][batch];
   for (size_t i = own.first_chunk; i < own.end_chunk; ++i) {
-    tasks.emplace_back([this, self, i](int) {
+    tasks.push_back({[this, self, i](int) {
       FinishChunk(slices_[self].chunks[i].runs, &finish_results_[i]);
       return absl::OkStatus();
-    });
+    }});
   }
   return tasks;
 }

@@ -51,8 +51,8 @@ class CodedReducer final : public BucketOperation {
   CodedReducer(Context* context, BucketId bucket, std::span<std::byte> window);
 
   absl::Status MakeBatch(size_t batch);
-  std::vector<BatchPipeline::Run> EncodeTasks(size_t batch);
-  std::vector<BatchPipeline::Run> FinishTasks(size_t batch);
+  std::vector<BatchPipeline::Work> EncodeTasks(size_t batch);
+  std::vector<BatchPipeline::Work> FinishTasks(size_t batch);
   void Report();
 
   // On pool threads.

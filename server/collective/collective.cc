@@ -15,6 +15,7 @@
 #include "server/collective/bucket_publisher.h"
 #include "server/collective/bucket_reducer.h"
 #include "server/collective/chunk_coder.h"
+#include "server/collective/chunk_keeper.h"
 #include "server/collective/codec_registry.h"
 #include "server/collective/coded_publisher.h"
 #include "server/collective/coded_reducer.h"
@@ -66,6 +67,9 @@ absl::Status CheckParts(const Parts& parts) {
       parts.published == nullptr) {
     return absl::InvalidArgumentError("deltas of weights, and no checksums");
   }
+  if (parts.pulls != nullptr && parts.executor == nullptr) {
+    return absl::InvalidArgumentError("pulls, and no executor");
+  }
   if (parts.buckets_in_flight < 1 || parts.batch_bytes < 1) {
     return absl::InvalidArgumentError(absl::StrCat(
         "buckets_in_flight is ", parts.buckets_in_flight, ", batch_bytes ",
@@ -92,6 +96,7 @@ class HierarchicalCollective final : public Collective,
         reduce_order_(parts.layout->buckets().size(), num_windows_),
         publish_order_(parts.layout->buckets().size(), num_windows_),
         broadcast_(&context_),
+        compared_(&context_.gate, [this] { observer()->OnCompared(); }),
         fail_(&context_.gate, [this] { OnOperationFailed(failure_); }) {}
 
   absl::Status Prepare() {
@@ -106,6 +111,13 @@ class HierarchicalCollective final : public Collective,
       });
       coder_ = codes_deltas() ? MakeDeltaCoder(&context_)
                               : MakeValueCoder(&context_);
+    }
+    if (codes_deltas() && context_.parts.pulls != nullptr) {
+      keeper_.emplace(&context_, [this](const absl::Status& status) {
+        OnAllCompared(status);
+      });
+      context_.watch = &*keeper_;
+      num_resynced_ = NumResynced();
     }
     for (const layout::Bucket& bucket : context_.parts.layout->buckets()) {
       halves_.push_back(Halves(bucket.id));
@@ -151,6 +163,12 @@ class HierarchicalCollective final : public Collective,
     FailLater(broadcast_.Start(root));
   }
 
+  void StartComparison() override {
+    if (context_.gate.is_shut()) return;
+    if (!keeper_.has_value()) return context_.gate.Submit(&compared_);
+    keeper_->StartComparison();
+  }
+
   void Cancel(absl::AnyInvocable<void() &&> done) override {
     Stop();
     context_.gate.WhenIdle(std::move(done));
@@ -176,6 +194,10 @@ class HierarchicalCollective final : public Collective,
             counts.resync_received += exchange.counters().wire_received;
           });
     }
+    if (keeper_.has_value()) {
+      counts.heal_sent = keeper_->bytes_sent();
+      counts.heal_received = keeper_->bytes_received();
+    }
     for (const auto& exchange : broadcast_.exchanges()) {
       counts.broadcast_sent += exchange->counters().wire_sent;
       counts.broadcast_received += exchange->counters().wire_received;
@@ -183,10 +205,15 @@ class HierarchicalCollective final : public Collective,
     return counts;
   }
 
+  std::string WaitingFor() const override {
+    return keeper_.has_value() ? keeper_->WaitingFor() : "";
+  }
+
   PublishedState published() const override {
     if (!codes_deltas()) return {};
     return {.digest = context_.parts.published->digest(),
-            .faults = context_.parts.published->faults()};
+            .faults = context_.parts.published->faults(),
+            .heals = context_.parts.published->heals()};
   }
 
   PathErrors Errors(layout::Path path, Step step) const override {
@@ -341,6 +368,7 @@ class HierarchicalCollective final : public Collective,
   // task that ends is heard of.
   void Stop() {
     context_.gate.Shut();
+    if (keeper_.has_value()) keeper_->Stop();
     for (const auto* operations : {&reducers_, &publishers_, &resyncs_}) {
       for (const auto& operation : *operations) operation->pipeline()->Cancel();
     }
@@ -373,7 +401,27 @@ class HierarchicalCollective final : public Collective,
     Finish(bucket);
   }
 
-  void OnBucketCompared(BucketId bucket) override { Finish(bucket); }
+  void OnBucketCompared(BucketId bucket) override {
+    LogResync(bucket);
+    Finish(bucket);
+  }
+
+  uint64_t NumResynced() const {
+    return context_.parts.published
+        ->heals()[static_cast<size_t>(HealKind::kResync)];
+  }
+  void LogResync(BucketId bucket) {
+    const uint64_t before = std::exchange(num_resynced_, NumResynced());
+    if (num_resynced_ == before || !context_.parts.log) return;
+    context_.parts.log(absl::StrCat("a comparison of bucket ", bucket.value(),
+                                    " put ", num_resynced_ - before,
+                                    " chunks right"));
+  }
+
+  void OnAllCompared(const absl::Status& status) {
+    if (!status.ok()) return OnOperationFailed(status);
+    observer()->OnCompared();
+  }
 
   void Finish(BucketId bucket) {
     if (codes_deltas()) context_.parts.published->Seal(bucket);
@@ -408,7 +456,10 @@ class HierarchicalCollective final : public Collective,
   Operations resyncs_;  // delta mode only
   Broadcast broadcast_;
   absl::Status failure_;  // of a Start call, on its way to the observer
+  EmptyTask compared_;
   EmptyTask fail_;
+  uint64_t num_resynced_ = 0;          // chunks, when it was last looked at
+  std::optional<ChunkKeeper> keeper_;  // delta mode only
 };
 
 }  // namespace

@@ -18,11 +18,14 @@
 // and the state gradient. Destroyed only after Cancel reported, or when
 // nothing is in flight; inside a callback too.
 // Errors: a failed exchange is reported once through OnFailed; after that, or
-// after Cancel, no other call of the observer follows.
+// after Cancel, no other call of the observer follows. Published weights that
+// are found damaged (delta mode) are healed from other nodes first
+// (chunk_keeper.h); DataLoss if none has their bits.
 #ifndef SERVER_COLLECTIVE_COLLECTIVE_H_
 #define SERVER_COLLECTIVE_COLLECTIVE_H_
 
 #include <memory>
+#include <string>
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
@@ -41,6 +44,7 @@ class CollectiveObserver {
   virtual void OnReduced(BucketId bucket, const Reduced& reduced) = 0;
   virtual void OnPublished(BucketId bucket) = 0;
   virtual void OnBroadcast() = 0;
+  virtual void OnCompared() = 0;
   virtual void OnFailed(absl::Status status) = 0;
 };
 
@@ -48,6 +52,7 @@ class CollectiveObserver {
 struct PublishedState {
   uint64_t digest = 0;        // of the version, if no bucket is on its way
   ChunkFaultCounts faults{};  // since the job's start
+  HealCounts heals{};         // likewise
 };
 
 class Collective {
@@ -64,6 +69,11 @@ class Collective {
   // All weights (frozen ones too) from `root` to every node; start-up only.
   virtual void StartBroadcast(NodeRank root) = 0;
 
+  // All published chunks against what their owners have, and the owners' bits
+  // where they differ; then OnCompared. While nothing is being published, and
+  // not before the last one reported. Without deltas there is nothing to do.
+  virtual void StartComparison() = 0;
+
   // Drops everything in flight; `done` runs on the control thread once no
   // pool task and no transport touches the borrowed memory any more.
   virtual void Cancel(absl::AnyInvocable<void() &&> done) = 0;
@@ -71,6 +81,9 @@ class Collective {
   virtual ByteCounts byte_counts() const = 0;  // since Create
 
   virtual PublishedState published() const = 0;
+
+  // Whose bits damaged chunks wait for, in words; empty if for nobody's.
+  virtual std::string WaitingFor() const = 0;
 
   // Of what this node encoded for `step`, all of whose buckets were reduced or
   // published last: of the metered tensors whose turn it was

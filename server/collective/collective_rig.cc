@@ -99,6 +99,11 @@ void RecordingObserver::OnBroadcast() {
   ++num_broadcast;
 }
 
+void RecordingObserver::OnCompared() {
+  Check();
+  ++num_compared;
+}
+
 void RecordingObserver::OnFailed(absl::Status status) {
   Check();
   failures.push_back(std::move(status));
@@ -111,6 +116,28 @@ PoisonedDevice::AllocatePrivate(uint64_t size_bytes, std::string_view name) {
   return buffer;
 }
 
+RigPulls::RigPulls(std::unique_ptr<transport::PeerLink> link,
+                   transport::Transport* transport, base::Executor* executor)
+    : link_(std::move(link)),
+      pulls_({.transport = transport,
+              .executor = executor,
+              .frames = this,
+              .job_key = kRigJobKey}) {
+  link_->SetObserver(this);
+}
+
+RigPulls::~RigPulls() { link_->SetObserver(nullptr); }
+
+void RigPulls::OnFrame(NodeRank from, std::string frame) {
+  v1::Pull pull;
+  ASSERT_TRUE(pull.ParseFromString(frame));
+  pulls_.OnFrame(from, pull);
+}
+
+absl::Status RigPulls::SendPull(NodeRank to, const v1::Pull& frame) {
+  return link_->Send(to, frame.SerializeAsString());
+}
+
 Rig::Rig(const RigOptions& options)
     : options_(options),
       layout_(MakeLayout(options)),
@@ -118,6 +145,7 @@ Rig::Rig(const RigOptions& options)
       world_(options.seed),
       links_(&world_, options.seed, options.faults),
       network_(&links_),
+      frames_(&links_),
       device_(&world_),
       nodes_(options.nodes) {
   for (int rank = 0; rank < options.nodes; ++rank) MakeNode(rank);
@@ -125,6 +153,7 @@ Rig::Rig(const RigOptions& options)
 
 Rig::~Rig() {
   for (Node& node : nodes_) node.collective.reset();
+  for (Node& node : nodes_) node.pulls.reset();
   for (Node& node : nodes_) node.wrapped.reset();
   for (Node& node : nodes_) node.transport.reset();
 }
@@ -146,6 +175,10 @@ void Rig::MakeNode(int rank) {
     node.wrapped =
         options_.wrap_transport(NodeRank(rank), node.transport.get());
   }
+  node.pulls = std::make_unique<RigPulls>(
+      *frames_.AddNode(NodeRank(rank), node.process.get()),
+      node.wrapped != nullptr ? node.wrapped.get() : node.transport.get(),
+      node.process.get());
   node.state_gradient.assign(layout_.state_elements(NodeRank(rank)), kNan);
   node.master.assign(layout_.state_elements(NodeRank(rank)), kNan);
   std::vector<std::vector<float>> masters;
@@ -177,7 +210,7 @@ Parts Rig::PartsOf(int rank) {
   Node& node = nodes_[rank];
   return {.layout = &layout_,
           .node = NodeRank(rank),
-          .job_key = 77,
+          .job_key = kRigJobKey,
           .kernels = &kernels::Reference(),
           .pool = node.pool.get(),
           .device = &device_,
@@ -190,6 +223,11 @@ Parts Rig::PartsOf(int rank) {
           .plan = &plan_,
           .master = node.master,
           .published = node.published.get(),
+          .pulls = options_.heals && options_.nodes > 1 ? &node.pulls->pulls()
+                                                        : nullptr,
+          .executor = node.process.get(),
+          .pull_timeout = options_.pull_timeout,
+          .log = [&node](const std::string& line) { node.log.push_back(line); },
           .buckets_in_flight = options_.buckets_in_flight,
           .batch_bytes = options_.batch_bytes,
           .halves = [halves = options_.halves](uint64_t) { return halves; },
@@ -268,6 +306,7 @@ void Rig::CancelAll() {
 void Rig::Kill(int rank) {
   Node& node = nodes_[rank];
   node.collective.reset();
+  node.pulls.reset();
   node.wrapped.reset();
   node.transport.reset();
   node.process.reset();  // what it had queued never runs

@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "proto/peer.pb.h"
 #include "server/base/compute_pool.h"
 #include "server/base/executor.h"
 #include "server/base/ids.h"
@@ -20,10 +22,15 @@
 #include "server/device/host/host_device.h"
 #include "server/layout/exchange_plan.h"
 #include "server/layout/layout.h"
+#include "server/transport/inproc/inproc_peer_link.h"
 #include "server/transport/inproc/inproc_transport.h"
 #include "server/transport/inproc/link_model.h"
+#include "server/transport/peer_link.h"
+#include "server/transport/pulls.h"
 
 namespace ballast::collective {
+
+inline constexpr uint64_t kRigJobKey = 77;
 
 // Awkward sizes and dimensions, all dtypes, one frozen, one empty.
 std::vector<layout::TensorSpec> MixedTensors();
@@ -49,6 +56,9 @@ struct RigOptions {
   transport::LinkFaults faults = {};
   std::string exchange = "exact";  // layout/policy.h
   bool halves = false;             // Parts::halves, of every bucket
+  // Of a node's weights; without, damage ends its operations.
+  bool heals = false;
+  absl::Duration pull_timeout = absl::InfiniteDuration();
   // Of a node, instead of one that takes random times.
   std::function<std::unique_ptr<base::ComputePool>(base::Executor* executor)>
       make_pool = nullptr;
@@ -63,11 +73,13 @@ class RecordingObserver final : public CollectiveObserver {
   void OnReduced(BucketId bucket, const Reduced& reduced) override;
   void OnPublished(BucketId bucket) override;
   void OnBroadcast() override;
+  void OnCompared() override;
   void OnFailed(absl::Status status) override;
 
   std::vector<int> reduced;  // buckets in the order of the reports
   std::vector<int> published;
   int num_broadcast = 0;
+  int num_compared = 0;
   Reduced total;
   std::vector<absl::Status> failures;
   bool is_inside_call = false;  // a report is an error meanwhile
@@ -105,6 +117,24 @@ class PoisonedDevice final : public device::Device {
   device::HostDevice host_;
 };
 
+// A node's pulls over its own link.
+class RigPulls final : public transport::PeerLinkObserver,
+                       private transport::PullFramePort {
+ public:
+  RigPulls(std::unique_ptr<transport::PeerLink> link,
+           transport::Transport* transport, base::Executor* executor);
+  ~RigPulls() override;
+
+  transport::Pulls& pulls() { return pulls_; }
+
+ private:
+  void OnFrame(NodeRank from, std::string frame) override;
+  absl::Status SendPull(NodeRank to, const v1::Pull& frame) override;
+
+  const std::unique_ptr<transport::PeerLink> link_;
+  transport::Pulls pulls_;
+};
+
 class Rig {
  public:
   explicit Rig(const RigOptions& options);
@@ -113,7 +143,10 @@ class Rig {
   const layout::Layout& layout() const { return layout_; }
   base::SimExecutor& world() { return world_; }
   transport::LinkModel& links() { return links_; }
+  transport::InprocPeerNetwork& frames() { return frames_; }
+  transport::Pulls& pulls(int node) { return nodes_[node].pulls->pulls(); }
   PoisonedDevice& device() { return device_; }
+  const std::vector<std::string>& log(int node) { return nodes_[node].log; }
   RecordingObserver& observer(int node) { return nodes_[node].observer; }
   Collective* collective(int node) { return nodes_[node].collective.get(); }
   std::vector<std::byte>& weights(int node) { return nodes_[node].weights; }
@@ -155,12 +188,14 @@ class Rig {
     std::unique_ptr<base::SimProcess> process;
     std::unique_ptr<transport::Transport> transport;
     std::unique_ptr<transport::Transport> wrapped;  // null: none
+    std::unique_ptr<RigPulls> pulls;
     std::unique_ptr<base::ComputePool> pool;
     std::vector<std::vector<std::byte>> gradients;
     std::vector<std::byte> weights;
     std::vector<float> state_gradient;
     std::vector<float> master;  // of "noise", its padding poisoned
     std::unique_ptr<PublishedChunks> published;
+    std::vector<std::string> log;
     RecordingObserver observer;
     std::unique_ptr<Collective> collective;
   };
@@ -175,6 +210,7 @@ class Rig {
   base::SimExecutor world_;
   transport::LinkModel links_;
   transport::InprocNetwork network_;
+  transport::InprocPeerNetwork frames_;
   PoisonedDevice device_;
   std::vector<Node> nodes_;
 };

@@ -12,7 +12,9 @@
 #include <span>
 #include <vector>
 
+#include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "kernels/dtype.h"
 #include "kernels/stochastic.h"
 #include "server/base/ids.h"
@@ -20,6 +22,7 @@
 #include "server/collective/coded_slice.h"
 #include "server/collective/error_sums.h"
 #include "server/collective/parts.h"
+#include "server/collective/published_chunks.h"
 #include "server/collective/task_gate.h"
 #include "server/collective/tree_plan.h"
 #include "server/layout/exchange_plan.h"
@@ -45,6 +48,26 @@ class OperationObserver {
   virtual void OnOperationFailed(const absl::Status& status) = 0;
 };
 
+// What a task does whose chunk had lost its bits and has them again.
+enum class AfterHealing {
+  kGoOn,      // the chunk is what the task would have made it
+  kRunAgain,  // it is what the task found, before it was damaged
+};
+
+// Watches the tasks that read and write published weights, so that nobody else
+// touches a chunk meanwhile, and puts damaged ones right. Control thread.
+class ChunkWatch {
+ public:
+  virtual ~ChunkWatch() = default;
+  virtual void OnSubmitted(const ChunkId& id) = 0;
+  virtual void OnSound(const ChunkId& id) = 0;  // its task has done its work
+  // A task of `step` found damage, `why`, and wrote nothing. `then` is called
+  // once unless the gate is shut; an error ends the operation.
+  virtual void OnDamaged(
+      const ChunkId& id, Step step, const absl::Status& why,
+      absl::AnyInvocable<void(absl::StatusOr<AfterHealing>) &&> then) = 0;
+};
+
 // Pointers for one call of a kernel; per pool thread, so that no task
 // allocates.
 struct ThreadPointers {
@@ -61,6 +84,7 @@ struct Context {
   TaskGate gate;
   std::vector<ThreadPointers> threads;
   OperationObserver* observer;
+  ChunkWatch* watch = nullptr;  // null: damage ends the operation
   // By tensor; empty where the path quantizes nothing.
   std::vector<std::unique_ptr<Codec>> gradient_codecs;
   std::vector<std::unique_ptr<Codec>> weight_codecs;

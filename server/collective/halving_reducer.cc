@@ -117,7 +117,7 @@ absl::Status HalvingReducer::MakeBatch(size_t batch) {
   const size_t nodes = plan_.order.size();
   const size_t self = context_->parts.node.value();
   BatchPipeline::BatchParts parts;
-  std::vector<BatchPipeline::Run> tasks = SumTasks(batch);
+  std::vector<BatchPipeline::Work> tasks = SumTasks(batch);
   size_t first = 0;
   bool was_lower = false;
   for (int round = 0; round < NumRounds(nodes); ++round) {
@@ -154,15 +154,15 @@ absl::Status HalvingReducer::MakeBatch(size_t batch) {
   return pipeline_.Add(std::move(parts));
 }
 
-std::vector<BatchPipeline::Run> HalvingReducer::SumTasks(size_t batch) {
-  std::vector<BatchPipeline::Run> tasks;
+std::vector<BatchPipeline::Work> HalvingReducer::SumTasks(size_t batch) {
+  std::vector<BatchPipeline::Work> tasks;
   for (size_t owner = 0; owner < plan_.order.size(); ++owner) {
     const Batch& cut = plan_.cut[owner][batch];
     float* const sums = window_.data() + plan_.sums_at[batch] +
                         plan_.begins[batch][plan_.place[owner]];
     for (size_t i = cut.first_chunk; i < cut.end_chunk; ++i) {
       const layout::Chunk& chunk = bucket_.shards[owner].chunks[i];
-      tasks.emplace_back([this, &cut, &chunk, sums](int thread) {
+      tasks.push_back({[this, &cut, &chunk, sums](int thread) {
         const Parts& parts = context_->parts;
         std::vector<const void*>& sources = context_->threads[thread].sources;
         for (const layout::Piece& piece : chunk.pieces) {
@@ -174,35 +174,35 @@ std::vector<BatchPipeline::Run> HalvingReducer::SumTasks(size_t batch) {
               sums + (piece.bucket_offset - cut.bucket_begin));
         }
         return absl::OkStatus();
-      });
+      }});
     }
   }
   return tasks;
 }
 
-std::vector<BatchPipeline::Run> HalvingReducer::AddTasks(size_t batch,
-                                                         const Run& kept,
-                                                         bool is_lower) {
-  std::vector<BatchPipeline::Run> tasks;
+std::vector<BatchPipeline::Work> HalvingReducer::AddTasks(size_t batch,
+                                                          const Run& kept,
+                                                          bool is_lower) {
+  std::vector<BatchPipeline::Work> tasks;
   const std::span<float> sums = Sums(batch, kept);
   const std::span<float> received = Received(batch, kept);
   for (int64_t at = 0; at < kept.elements; at += kAddElements) {
     const int64_t count = std::min(kAddElements, kept.elements - at);
-    tasks.emplace_back([this, own = sums.data() + at,
-                        theirs = received.data() + at, count, is_lower](int) {
+    tasks.push_back({[this, own = sums.data() + at,
+                      theirs = received.data() + at, count, is_lower](int) {
       std::array<const void*, 2> sources = {own, theirs};
       if (!is_lower) std::swap(sources[0], sources[1]);
       context_->parts.kernels->tree_sum(kernels::DType::kFloat32, sources,
                                         count, own);
       return absl::OkStatus();
-    });
+    }});
   }
   return tasks;
 }
 
-std::vector<BatchPipeline::Run> HalvingReducer::FinishTasks(size_t batch,
-                                                            bool is_lower) {
-  std::vector<BatchPipeline::Run> tasks;
+std::vector<BatchPipeline::Work> HalvingReducer::FinishTasks(size_t batch,
+                                                             bool is_lower) {
+  std::vector<BatchPipeline::Work> tasks;
   const size_t self = context_->parts.node.value();
   const Batch& cut = plan_.cut[self][batch];
   const size_t place = plan_.place[self];
@@ -210,7 +210,7 @@ std::vector<BatchPipeline::Run> HalvingReducer::FinishTasks(size_t batch,
   const float* const sums = Sums(batch, run).data();
   const float* const received = Received(batch, run).data();
   for (size_t i = cut.first_chunk; i < cut.end_chunk; ++i) {
-    tasks.emplace_back([this, &cut, i, sums, received, is_lower](int) {
+    tasks.push_back({[this, &cut, i, sums, received, is_lower](int) {
       const Parts& parts = context_->parts;
       const int world_size = parts.layout->topology().world_size();
       const kernels::RankRange whole{0, world_size};
@@ -228,7 +228,7 @@ std::vector<BatchPipeline::Run> HalvingReducer::FinishTasks(size_t batch,
         context_->AddNorm(out, piece.size(), &results_[i]);
       }
       return absl::OkStatus();
-    });
+    }});
   }
   return tasks;
 }

@@ -78,12 +78,12 @@ class HalvingReducer final : public BucketOperation {
   HalvingReducer(Context* context, BucketId bucket, std::span<float> window);
 
   absl::Status MakeBatch(size_t batch);
-  std::vector<BatchPipeline::Run> SumTasks(size_t batch);
+  std::vector<BatchPipeline::Work> SumTasks(size_t batch);
   // What was received to the sums that are kept; `is_lower`: this node's ranks
   // come before the partner's.
-  std::vector<BatchPipeline::Run> AddTasks(size_t batch, const Run& kept,
-                                           bool is_lower);
-  std::vector<BatchPipeline::Run> FinishTasks(size_t batch, bool is_lower);
+  std::vector<BatchPipeline::Work> AddTasks(size_t batch, const Run& kept,
+                                            bool is_lower);
+  std::vector<BatchPipeline::Work> FinishTasks(size_t batch, bool is_lower);
   Run RunOf(size_t batch, size_t first, size_t end) const;
   std::span<float> Sums(size_t batch, const Run& run);
   std::span<float> Received(size_t batch, const Run& run);

@@ -6,15 +6,19 @@
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <string>
 #include <vector>
 
+#include "absl/time/time.h"
 #include "kernels/exact_sum.h"
 #include "kernels/kernels.h"
 #include "server/base/compute_pool.h"
+#include "server/base/executor.h"
 #include "server/base/ids.h"
 #include "server/device/device.h"
 #include "server/layout/exchange_plan.h"
 #include "server/layout/layout.h"
+#include "server/transport/pulls.h"
 #include "server/transport/transport.h"
 
 namespace ballast::collective {
@@ -59,6 +63,9 @@ struct ByteCounts {
   // Of published bits that were only compared (delta mode); likewise.
   uint64_t resync_sent = 0;
   uint64_t resync_received = 0;
+  // Of healing damaged chunks, without headers; likewise.
+  uint64_t heal_sent = 0;
+  uint64_t heal_received = 0;
 };
 
 struct Parts {
@@ -79,6 +86,12 @@ struct Parts {
   // Where the plan encodes deltas: of the weights as they are, and kept from
   // generation to generation.
   PublishedChunks* published = nullptr;
+  // How damaged chunks are healed; null: damage ends the operation. Needs
+  // `executor`. A node that does not answer for `pull_timeout` is passed over.
+  transport::Pulls* pulls = nullptr;
+  base::Executor* executor = nullptr;
+  absl::Duration pull_timeout = absl::InfiniteDuration();
+  std::function<void(const std::string&)> log = nullptr;  // a line per heal
   int buckets_in_flight = 8;
   // What a batch of a bucket takes at least, if the bucket has as much; the
   // same on every node. A message's header is 112 bytes, and a part costs

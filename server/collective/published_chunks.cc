@@ -2,6 +2,9 @@
 
 #include <xxhash.h>
 
+#include <algorithm>
+#include <cstring>
+
 #include "absl/strings/str_cat.h"
 #include "kernels/dtype.h"
 #include "kernels/stochastic.h"
@@ -59,17 +62,59 @@ std::string PublishedChunks::Describe(const ChunkId& id) const {
   return text;
 }
 
+PublishedChunks::Range PublishedChunks::RangeOf(
+    const layout::Piece& piece) const {
+  const size_t size = SizeOf(layout_->tensor(piece.tensor).dtype);
+  return {layout_->place(piece.tensor).weight_offset + piece.begin * size,
+          piece.size() * size};
+}
+
 uint64_t PublishedChunks::Checksum(const ChunkId& id,
                                    std::span<const std::byte> weights) const {
   uint64_t checksum = 0;
   for (const layout::Piece& piece : chunk(id).pieces) {
-    const uint64_t size = SizeOf(layout_->tensor(piece.tensor).dtype);
-    checksum = ExtendChecksum(
-        checksum, weights.subspan(layout_->place(piece.tensor).weight_offset +
-                                      piece.begin * size,
-                                  piece.size() * size));
+    const auto [offset, size] = RangeOf(piece);
+    checksum = ExtendChecksum(checksum, weights.subspan(offset, size));
   }
   return checksum;
+}
+
+size_t PublishedChunks::BytesOf(const ChunkId& id) const {
+  size_t bytes = 0;
+  for (const layout::Piece& piece : chunk(id).pieces) {
+    bytes += RangeOf(piece).size;
+  }
+  return bytes;
+}
+
+uint64_t PublishedChunks::ChecksumOfCopy(
+    const ChunkId& id, std::span<const std::byte> copy) const {
+  uint64_t checksum = 0;
+  for (const layout::Piece& piece : chunk(id).pieces) {
+    const size_t size = RangeOf(piece).size;
+    checksum = ExtendChecksum(checksum, copy.first(size));
+    copy = copy.subspan(size);
+  }
+  return checksum;
+}
+
+void PublishedChunks::CopyOut(const ChunkId& id,
+                              std::span<const std::byte> weights,
+                              std::span<std::byte> copy) const {
+  for (const layout::Piece& piece : chunk(id).pieces) {
+    const auto [offset, size] = RangeOf(piece);
+    std::memcpy(copy.data(), weights.data() + offset, size);
+    copy = copy.subspan(size);
+  }
+}
+
+void PublishedChunks::CopyIn(const ChunkId& id, std::span<const std::byte> copy,
+                             std::span<std::byte> weights) const {
+  for (const layout::Piece& piece : chunk(id).pieces) {
+    const auto [offset, size] = RangeOf(piece);
+    std::memcpy(weights.data() + offset, copy.data(), size);
+    copy = copy.subspan(size);
+  }
 }
 
 void PublishedChunks::Seal(BucketId bucket) {
@@ -87,9 +132,21 @@ void PublishedChunks::Seal(BucketId bucket) {
   sealed_[bucket.value()] = sum;
 }
 
+void PublishedChunks::SealAll() {
+  digest_ = 0;
+  std::ranges::fill(sealed_, 0);
+  for (const layout::Bucket& bucket : layout_->buckets()) Seal(bucket.id);
+}
+
 ChunkFaultCounts PublishedChunks::faults() const {
   ChunkFaultCounts counts;
   for (int i = 0; i < kNumChunkFaults; ++i) counts[i] = faults_[i];
+  return counts;
+}
+
+HealCounts PublishedChunks::heals() const {
+  HealCounts counts;
+  for (int i = 0; i < kNumHealKinds; ++i) counts[i] = heals_[i];
   return counts;
 }
 

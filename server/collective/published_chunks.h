@@ -2,10 +2,11 @@
 // each chunk the checksum of its bits and the version that wrote them
 // (kernels/FORMAT.md 9). A delta is applied only to bits that still have it.
 //
-// Threading: an entry is read and written by the pool task that has its chunk;
+// Threading: an entry, and its chunk's bits, are read and written by the pool
+// task that has the chunk, and on the control thread while none has;
 // Initialize, Seal and digest on the control thread, of buckets of which no
-// task is in the pool. Counts may be read any time.
-// Ownership: outlives generations, as the published weights do.
+// task is in the pool. Counts may be read any time. Ownership: outlives
+// generations, as the published weights do.
 #ifndef SERVER_COLLECTIVE_PUBLISHED_CHUNKS_H_
 #define SERVER_COLLECTIVE_PUBLISHED_CHUNKS_H_
 
@@ -28,9 +29,20 @@ enum class ChunkFault {
   kReference,  // the owner's copy is another one than ours
   kResult,     // what the owner sent does not give the owner's result
   kResync,     // a comparison found other bits, and wrote the owner's
+  kVote,       // another one than the owner's when the votes' digests differed
 };
-inline constexpr int kNumChunkFaults = 4;
+inline constexpr int kNumChunkFaults = 5;
 using ChunkFaultCounts = std::array<uint64_t, kNumChunkFaults>;
+
+// How a chunk got the right bits again.
+enum class HealKind {
+  kOwner,   // the owner's copy had changed: another node's
+  kMember,  // it could not be brought to the step's version: its owner's
+  kVote,    // the nodes' votes showed different weights: its owner's
+  kResync,  // by a comparison (ChunkFault::kResync)
+};
+inline constexpr int kNumHealKinds = 4;
+using HealCounts = std::array<uint64_t, kNumHealKinds>;
 
 struct ChunkId {
   BucketId bucket;
@@ -53,6 +65,13 @@ class PublishedChunks {
   // All chunks of a segment that holds `version`. Start-up only.
   void Initialize(std::span<const std::byte> weights, WeightVersion version);
 
+  size_t num_chunks() const { return entries_.size(); }
+  // The chunk's number in layout order.
+  size_t IndexOf(const ChunkId& id) const {
+    const size_t nodes = layout_->topology().num_nodes;
+    return first_[id.bucket.value() * nodes + id.owner.value()] + id.index;
+  }
+
   Entry& entry(const ChunkId& id) { return entries_[IndexOf(id)]; }
   const layout::Chunk& chunk(const ChunkId& id) const {
     return layout_->shard(id.bucket, id.owner).chunks[id.index];
@@ -63,19 +82,34 @@ class PublishedChunks {
   uint64_t Checksum(const ChunkId& id,
                     std::span<const std::byte> weights) const;
 
+  // A copy of the chunk's bits, piece after piece without gaps.
+  size_t BytesOf(const ChunkId& id) const;
+  uint64_t ChecksumOfCopy(const ChunkId& id,
+                          std::span<const std::byte> copy) const;
+  void CopyOut(const ChunkId& id, std::span<const std::byte> weights,
+               std::span<std::byte> copy) const;
+  void CopyIn(const ChunkId& id, std::span<const std::byte> copy,
+              std::span<std::byte> weights) const;
+
   // Takes the bucket's entries into the digest.
   void Seal(BucketId bucket);
+  // Makes the digest anew, of all entries.
+  void SealAll();
   // Of the whole version: equal on all nodes that publish the same bits.
   uint64_t digest() const { return digest_; }
 
   void Count(ChunkFault fault) { ++faults_[static_cast<size_t>(fault)]; }
   ChunkFaultCounts faults() const;
+  void Count(HealKind kind) { ++heals_[static_cast<size_t>(kind)]; }
+  HealCounts heals() const;
 
  private:
-  size_t IndexOf(const ChunkId& id) const {
-    const size_t nodes = layout_->topology().num_nodes;
-    return first_[id.bucket.value() * nodes + id.owner.value()] + id.index;
-  }
+  // Where a piece's bits lie in a segment.
+  struct Range {
+    size_t offset;
+    size_t size;
+  };
+  Range RangeOf(const layout::Piece& piece) const;
 
   const layout::Layout* const layout_;
   std::vector<size_t> first_;  // by bucket, by owner: into entries_
@@ -83,6 +117,7 @@ class PublishedChunks {
   std::vector<uint64_t> sealed_;  // by bucket: its part of the digest
   uint64_t digest_ = 0;
   std::array<std::atomic<uint64_t>, kNumChunkFaults> faults_{};
+  std::array<std::atomic<uint64_t>, kNumHealKinds> heals_{};
 };
 
 }  // namespace ballast::collective

@@ -89,6 +89,7 @@ absl::Status Daemon::CreateCore() {
   leaves.device = device_.get();
   leaves.random = &random_;
   leaves.kernels = &kernels::Host();
+  leaves.warn = LogWarn;
   LogInfo(absl::StrCat("using kernels target=", kernels::HostTarget()));
   leaves.metrics = metrics_.get();
   if (config_.listen().peer() != "off") {

@@ -71,6 +71,11 @@ JobRuntime::JobRuntime(JobRuntimeParts parts)
       num_nodes_(parts_.job->layout().topology().num_nodes),
       routes_(parts_.algorithms, num_nodes_, JobKey(parts_.job->spec().name),
               parts_.clock),
+      heals_(parts_.executor,
+             absl::StrCat("heals of job ", parts_.job->spec().name),
+             [this](const std::string& line) {
+               if (parts_.warn) parts_.warn(line);
+             }),
       last_progress_(parts_.clock->Now()),
       alive_(std::make_shared<int>(0)) {}
 
@@ -302,6 +307,10 @@ void JobRuntime::OnAbort(const v1::Abort& abort) {
   });
 }
 
+void JobRuntime::OnHeal(const v1::Heal& heal) {
+  if (!is_stopping_) engine_->OnHeal(heal);
+}
+
 void JobRuntime::OnEnded(absl::Status why) {
   has_ended_ = true;
   if (stopped_) {
@@ -324,6 +333,8 @@ void JobRuntime::OnReduced(BucketId bucket,
 }
 
 void JobRuntime::OnPublished(BucketId bucket) { engine_->OnPublished(bucket); }
+
+void JobRuntime::OnCompared() { engine_->OnCompared(); }
 
 void JobRuntime::OnFailed(absl::Status status) {
   if (has_started_) {
@@ -354,6 +365,12 @@ absl::Status JobRuntime::MakeCollective(Generation generation) {
   parts.plan = plan_.get();
   parts.master = state_->master();
   parts.published = published_.get();
+  parts.pulls = peers_ != nullptr ? peers_->pulls() : nullptr;
+  parts.executor = parts_.executor;
+  parts.pull_timeout = parts_.peer_timeout;
+  parts.log = [this](const std::string& what) {
+    heals_.Log(absl::StrCat("job ", parts_.job->spec().name, ": ", what));
+  };
   parts.buckets_in_flight = parts_.buckets_in_flight;
   parts.batch_bytes = parts_.batch_bytes;
   parts.observer = this;
@@ -466,6 +483,9 @@ std::string JobRuntime::WaitingFor() const {
   if (waiting.empty() && peers_ != nullptr) waiting = peers_->WaitingFor();
   if (waiting.empty() && has_started_) {
     waiting = engine_->WaitingFor(parts_.clock->Now());
+  }
+  if (waiting.empty() && collective_ != nullptr) {
+    waiting = collective_->WaitingFor();
   }
   return waiting.empty() ? membership_->WaitingFor() : waiting;
 }

@@ -34,6 +34,7 @@
 #include "server/collective/published_chunks.h"
 #include "server/daemon/job_peers.h"
 #include "server/daemon/job_routes.h"
+#include "server/daemon/limited_log.h"
 #include "server/daemon/peer_plane.h"
 #include "server/device/device.h"
 #include "server/engine/job_engine.h"
@@ -73,6 +74,7 @@ struct JobRuntimeParts {
   absl::Duration default_hold = absl::Minutes(10);
   absl::Duration join_timeout = absl::InfiniteDuration();
   absl::Duration peer_timeout = absl::InfiniteDuration();
+  std::function<void(const std::string&)> warn;  // likewise
 };
 
 class JobRuntime final : public session::JobObserver,
@@ -98,6 +100,10 @@ class JobRuntime final : public session::JobObserver,
   const engine::JobEngine& engine() const { return *engine_; }
   optimizer::ShardState& state() const { return *state_; }
   const layout::ExchangePlan& plan() const { return *plan_; }
+  // What the workers of this node see, and what is known of it; null but in
+  // delta mode.
+  std::span<std::byte> weights() const { return parts_.job->weights(); }
+  collective::PublishedChunks* published() const { return published_.get(); }
   Generation generation() const { return membership_->generation(); }
   absl::Time last_progress() const { return last_progress_; }
   // Null with one node.
@@ -127,6 +133,7 @@ class JobRuntime final : public session::JobObserver,
   void OnView(Generation generation, const v1::View& view) override;
   void OnCommit(const v1::Commit& commit) override;
   void OnAbort(const v1::Abort& abort) override;
+  void OnHeal(const v1::Heal& heal) override;
   void OnEnded(absl::Status why) override;
   // JobPeersHost
   void OnLinked() override;
@@ -143,6 +150,7 @@ class JobRuntime final : public session::JobObserver,
   void OnReduced(BucketId bucket, const collective::Reduced& reduced) override;
   void OnPublished(BucketId bucket) override;
   void OnBroadcast() override;
+  void OnCompared() override;
   void OnFailed(absl::Status status) override;
 
  private:
@@ -170,6 +178,7 @@ class JobRuntime final : public session::JobObserver,
   std::unique_ptr<JobPeers> peers_;  // outlive the collective
   JobRoutes routes_;                 // over the peers' transport
   std::unique_ptr<collective::Collective> collective_;  // of the generation
+  LimitedLog heals_;
   base::TimerId fail_timer_ = 0;
   Generation generation_;
   Step first_step_;

@@ -33,6 +33,8 @@ void FillSteps(const engine::JobEngine& engine, v1::GetJobReply* reply) {
   reply->set_last_grad_norm(last.grad_norm);
   reply->set_last_step_seconds(last.seconds);
   reply->set_fallbacks(last.fallbacks);
+  reply->set_weight_chunks_bad(counts.chunks_bad);
+  reply->set_weight_chunks_healed(counts.chunks_healed);
 }
 
 void FillQuality(const layout::Layout& layout, const JobRuntime& runtime,
@@ -106,6 +108,7 @@ absl::StatusOr<session::JobObserver*> Node::StartJob(session::LocalJob* job) {
   parts.peer_timeout = options_.peer_timeout;
   parts.algorithms = options_.algorithms;
   parts.log = options_.sessions.log;
+  parts.warn = leaves_.warn;
   ASSIGN_OR_RETURN(std::unique_ptr<JobRuntime> runtime,
                    JobRuntime::Create(std::move(parts)));
   JobRuntime* const result = runtime.get();

@@ -12,6 +12,7 @@
 #define SERVER_DAEMON_NODE_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -46,6 +47,7 @@ struct Leaves {
   const kernels::Kernels* kernels = nullptr;
   metrics::Metrics* metrics = nullptr;  // null: none
   PeerPlane* peers = nullptr;           // null: jobs of one node only
+  std::function<void(const std::string&)> warn = nullptr;  // null: nowhere
 };
 
 struct NodeOptions {

@@ -85,6 +85,8 @@ class FakeCollective final : public collective::Collective {
         absl::StrCat("publish ", bucket.value(), "@", step.value()));
   }
   void StartBroadcast(NodeRank) override { log_->push_back("broadcast"); }
+  std::string WaitingFor() const override { return ""; }
+  void StartComparison() override { log_->push_back("compare"); }
   void Cancel(absl::AnyInvocable<void() &&> done) override {
     std::move(done)();
   }

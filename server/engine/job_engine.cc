@@ -1,6 +1,7 @@
 #include "server/engine/job_engine.h"
 
 #include <array>
+#include <numeric>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -41,6 +42,8 @@ struct OpenStep {
   kernels::ExactSum norm2;
   bool is_finite = true;
   bool has_voted = false;
+  int heal_round = 0;
+  bool is_comparing = false;  // before it votes again
   StepClock clock;
   absl::Time progressed;  // the last contribution
 };
@@ -149,6 +152,20 @@ class JobEngineImpl final : public JobEngine {
                                 : absl::Status(code, abort.text()));
   }
 
+  void OnHeal(const v1::Heal& heal) override {
+    if (!IsVotedOn(heal.step())) return Stray();
+    open_->heal_round = heal.round();
+    open_->is_comparing = true;
+    collective_->StartComparison();
+  }
+
+  void OnCompared() override {
+    if (!IsOpen() || !open_->is_comparing) return Stray();
+    open_->is_comparing = false;
+    TakeBytes();
+    parts_.members->CastVote(MakeVote());
+  }
+
   void OnUpdated(BucketId bucket) override {
     if (updates_in_flight_ > 0) --updates_in_flight_;
     if (!IsAt(bucket, BucketStage::kUpdating)) return Stray();
@@ -213,7 +230,8 @@ class JobEngineImpl final : public JobEngine {
            stages_[bucket.value()] == stage;
   }
   bool IsVotedOn(int64_t step) const {
-    return IsOpen() && open_->has_voted && open_->step.value() == step;
+    return IsOpen() && open_->has_voted && !open_->is_comparing &&
+           open_->step.value() == step;
   }
   void Stray() { ++counts_.strays; }
 
@@ -258,6 +276,7 @@ class JobEngineImpl final : public JobEngine {
     *vote.mutable_gradient_errors() = ToPathErrors(
         collective_->Errors(layout::Path::kGradients, open_->step));
     *vote.mutable_weight_errors() = published_errors_;
+    vote.set_heal_round(open_->heal_round);
     const absl::Status agreement = contributions_.Agreement();
     if (!agreement.ok()) {
       vote.set_refusal_code(static_cast<int>(agreement.code()));
@@ -349,6 +368,8 @@ class JobEngineImpl final : public JobEngine {
     }
     last_summary_.seconds = committed_->clock.seconds();
     last_summary_.stage_seconds = committed_->clock.stage_seconds();
+    last_summary_.fallbacks =
+        static_cast<uint32_t>(std::exchange(carried_heals_, 0));
     carried_ = {};
     published_version_ = last_summary_.weight_version;
     committed_.reset();
@@ -372,8 +393,23 @@ class JobEngineImpl final : public JobEngine {
         now.broadcast_received - bytes_taken_.broadcast_received);
     metrics_.OnResync(now.resync_sent - bytes_taken_.resync_sent,
                       now.resync_received - bytes_taken_.resync_received);
-    metrics_.OnChunkFaults(collective_->published().faults);
+    metrics_.OnHealBytes(now.heal_sent - bytes_taken_.heal_sent,
+                         now.heal_received - bytes_taken_.heal_received);
     bytes_taken_ = now;
+    TakeChunks(collective_->published());
+  }
+
+  void TakeChunks(const collective::PublishedState& published) {
+    metrics_.OnChunkFaults(published.faults);
+    metrics_.OnHeals(published.heals);
+    const uint64_t healed = counts_.chunks_healed;
+    counts_.chunks_bad = Sum(published.faults);
+    counts_.chunks_healed = Sum(published.heals);
+    carried_heals_ += counts_.chunks_healed - healed;
+  }
+  template <typename Counts>
+  static uint64_t Sum(const Counts& counts) {
+    return std::accumulate(counts.begin(), counts.end(), uint64_t{0});
   }
 
   void Fail(const absl::Status& why) {
@@ -392,6 +428,7 @@ class JobEngineImpl final : public JobEngine {
   std::optional<CommittedStep> committed_;
   collective::ByteCounts bytes_taken_;
   collective::ByteCounts carried_;
+  uint64_t carried_heals_ = 0;
   WeightVersion published_version_;
   Counts counts_;
   StepSummary last_summary_;

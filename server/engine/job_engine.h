@@ -58,6 +58,9 @@ struct Counts {
   int64_t skipped = 0;
   int64_t aborted = 0;
   int64_t strays = 0;
+  // Of published weights, as of the last finished step.
+  uint64_t chunks_bad = 0;
+  uint64_t chunks_healed = 0;
 };
 
 class JobEngine : public optimizer::UpdateObserver,
@@ -82,6 +85,8 @@ class JobEngine : public optimizer::UpdateObserver,
   // From membership.
   virtual void OnCommit(const v1::Commit& commit) = 0;
   virtual void OnAbort(const v1::Abort& abort) = 0;
+  // Other nodes show other weights: compared and healed, then voted again.
+  virtual void OnHeal(const v1::Heal& heal) = 0;
 
   // Nothing is started any more, whatever comes. Updates that were started go
   // on until OnUpdated.

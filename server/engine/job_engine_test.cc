@@ -178,6 +178,61 @@ TEST_F(JobEngineTest, TheVoteSaysWhichWeightsAreShownHere) {  // I2
   EXPECT_EQ(members_.votes[0].published_digest(), 0x123456789);
 }
 
+TEST_F(JobEngineTest, VotesAgainOnceItsWeightsAreHealed) {  // I2
+  Make(2);
+  PushAll();
+  Input(0);
+  Input(1);
+  Reduced(0);
+  Reduced(1);
+  v1::Heal heal;
+  heal.set_step(1);
+  heal.set_round(1);
+  log_.clear();
+  engine_->OnHeal(heal);
+  EXPECT_THAT(TakeLog(), ElementsAre("compare"));
+  engine_->OnHeal(heal);           // a stray
+  engine_->OnCommit(CommitOf(1));  // nor is this awaited
+  EXPECT_EQ(engine_->counts().strays, 2);
+  collective_.state.digest = 9;
+  collective_.state.heals = {0, 0, 3, 0};
+  engine_->OnCompared();
+  EXPECT_THAT(TakeLog(), ElementsAre("vote 1"));
+  ASSERT_EQ(members_.votes.size(), 2);
+  EXPECT_EQ(members_.votes[1].heal_round(), 1);
+  EXPECT_EQ(members_.votes[1].published_digest(), 9);
+  // Else it is the vote that it was: its gradients are as they were reduced.
+  members_.votes[1].set_heal_round(0);
+  members_.votes[1].set_published_digest(members_.votes[0].published_digest());
+  EXPECT_EQ(members_.votes[1].SerializeAsString(),
+            members_.votes[0].SerializeAsString());
+  engine_->OnCompared();  // a stray
+  EXPECT_EQ(engine_->counts().strays, 3);
+  engine_->OnCommit(CommitOf(1));
+  for (int b : {0, 1}) Updated(b);
+  for (int b : {0, 1}) Published(b);
+  EXPECT_EQ(engine_->last_summary().fallbacks, 3);
+  EXPECT_EQ(engine_->counts().chunks_healed, 3);
+}
+
+TEST_F(JobEngineTest, EachHealIsToldOfOnce) {  // I21
+  Make(1);
+  collective_.state.faults = {4, 0, 0, 0, 0};
+  for (int step = 1; step <= 3; ++step) {
+    PushAll();
+    Input(0);
+    Input(1);
+    Reduced(0);
+    if (step == 2) collective_.state.heals = {1, 1, 0, 0};
+    engine_->OnCommit(CommitOf(step));
+    Updated(0);
+    Published(0);
+    EXPECT_EQ(engine_->last_summary().fallbacks, step == 2 ? 2 : 0);
+  }
+  EXPECT_EQ(engine_->counts().chunks_bad, 4);
+  EXPECT_EQ(engine_->counts().chunks_healed, 2);
+}
+
 TEST_F(JobEngineTest, NothingIsUpdatedBeforeTheCommit) {
   Make(2);
   Compute();

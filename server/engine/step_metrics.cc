@@ -10,7 +10,10 @@ constexpr std::array<std::string_view, kNumStages - 1> kStageNames = {
 
 // By collective::ChunkFault.
 constexpr std::array<std::string_view, collective::kNumChunkFaults>
-    kFaultNames = {"copy", "reference", "result", "resync"};
+    kFaultNames = {"copy", "reference", "result", "resync", "vote"};
+// By collective::HealKind.
+constexpr std::array<std::string_view, collective::kNumHealKinds> kHealNames = {
+    "owner", "member", "vote", "resync"};
 
 }  // namespace
 
@@ -42,6 +45,11 @@ StepMetrics::StepMetrics(metrics::JobMetrics* job, std::string_view transport)
         .clipped_share =
             job->gauge(Family::kExchangeClippedShare, {layout::Name(path)})};
   }
+  heal_sent_ = job->counter(Family::kExchangeHealBytes, {"sent"});
+  heal_received_ = job->counter(Family::kExchangeHealBytes, {"received"});
+  for (size_t i = 0; i < heals_.size(); ++i) {
+    heals_[i] = job->counter(Family::kWeightChunksHealed, {kHealNames[i]});
+  }
   last_committed_ = job->gauge(Family::kStepLastCommitted);
   last_committed_time_ = job->gauge(Family::kStepLastCommittedTimestamp);
   generation_ = job->gauge(Family::kMembershipGeneration);
@@ -71,6 +79,20 @@ void StepMetrics::OnResync(uint64_t sent, uint64_t received) {
   if (job_ == nullptr) return;
   resync_sent_->Increment(static_cast<double>(sent));
   resync_received_->Increment(static_cast<double>(received));
+}
+
+void StepMetrics::OnHealBytes(uint64_t sent, uint64_t received) {
+  if (job_ == nullptr) return;
+  heal_sent_->Increment(static_cast<double>(sent));
+  heal_received_->Increment(static_cast<double>(received));
+}
+
+void StepMetrics::OnHeals(const collective::HealCounts& counts) {
+  if (job_ == nullptr) return;
+  for (size_t i = 0; i < heals_.size(); ++i) {
+    heals_[i]->Increment(static_cast<double>(counts[i] - counted_heals_[i]));
+  }
+  counted_heals_ = counts;
 }
 
 void StepMetrics::OnChunkFaults(const collective::ChunkFaultCounts& counts) {

@@ -28,7 +28,10 @@ class StepMetrics {
   void OnBroadcast(uint64_t sent, uint64_t received);
   // Bytes of published weights that were compared with another node's.
   void OnResync(uint64_t sent, uint64_t received);
+  // Bytes of published weights that healed a node's copy.
+  void OnHealBytes(uint64_t sent, uint64_t received);
   // Since the job's start.
+  void OnHeals(const collective::HealCounts& counts);
   void OnChunkFaults(const collective::ChunkFaultCounts& counts);
   // `pushed`, `published`: bytes of all local ranks' gradients, and of the
   // weights that are visible now.
@@ -57,6 +60,10 @@ class StepMetrics {
     metrics::Gauge* clipped_share = nullptr;
   };
   std::array<PathGauges, layout::kNumPaths> quality_{};
+  metrics::Counter* heal_sent_ = nullptr;
+  metrics::Counter* heal_received_ = nullptr;
+  std::array<metrics::Counter*, collective::kNumHealKinds> heals_{};
+  collective::HealCounts counted_heals_{};
   metrics::Gauge* last_committed_ = nullptr;
   metrics::Gauge* last_committed_time_ = nullptr;
   metrics::Gauge* generation_ = nullptr;

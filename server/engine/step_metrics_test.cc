@@ -39,6 +39,18 @@ TEST(StepMetricsTest, InitialWeightsAreCountedApart) {  // I21
   EXPECT_EQ(bad("reference"), 0);
   EXPECT_EQ(bad("result"), 3);
   EXPECT_EQ(bad("resync"), 2);
+  steps.OnHealBytes(3, 4);
+  EXPECT_EQ(job.counter(Family::kExchangeHealBytes, {"sent"})->value(), 3);
+  EXPECT_EQ(job.counter(Family::kExchangeHealBytes, {"received"})->value(), 4);
+  steps.OnHeals({1, 2, 0, 0});
+  steps.OnHeals({1, 4, 1, 0});
+  const auto healed = [&](const char* kind) {
+    return job.counter(Family::kWeightChunksHealed, {kind})->value();
+  };
+  EXPECT_EQ(healed("owner"), 1);
+  EXPECT_EQ(healed("member"), 4);
+  EXPECT_EQ(healed("vote"), 1);
+  EXPECT_EQ(healed("resync"), 0);
   EXPECT_EQ(job.counter(Family::kExchangeWireBytes, {"ucx", "sent"})->value(),
             0);
 }

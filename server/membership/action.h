@@ -16,7 +16,7 @@ struct Action {
   enum class Kind {
     kRecord,  // keep `frame` before any later action of the same decision
     kSend,    // to `to`, or to every node if empty
-    kNotify,  // tell this node's observer (view, commit, abort, leave)
+    kNotify,  // tell this node's observer (view, commit, abort, heal, leave)
     kDrop,    // the event changed nothing; counted
   };
   Kind kind;

@@ -50,6 +50,14 @@ v1::PeerFrame ViewFrame(const CoordinatorState& state) {
   return frame;
 }
 
+v1::PeerFrame HealFrame(const CoordinatorState& state) {
+  v1::PeerFrame frame;
+  frame.set_generation(state.generation.value());
+  frame.mutable_heal()->set_step(state.open_step.value());
+  frame.mutable_heal()->set_round(state.heal_round);
+  return frame;
+}
+
 // Ends the job everywhere.
 Actions End(const absl::Status& why, CoordinatorState* state) {
   state->phase = Phase::kEnded;
@@ -180,6 +188,12 @@ class Decider {
         vote.step() != state_.open_step.value()) {
       return {AnswerLateVote(from, frame)};
     }
+    if (vote.heal_round() != state_.heal_round) {
+      if (vote.heal_round() > state_.heal_round) {
+        return {Drop("a vote in a round that is not open")};
+      }
+      return {SendTo(from, HealFrame(state_), "the call to heal was lost")};
+    }
     NodeState& node = state_.nodes[from.value()];
     if (node.vote.has_value()) return {Drop("a repeated vote")};
     node.vote = vote;
@@ -218,7 +232,7 @@ class Decider {
     std::vector<const v1::Vote*> votes;
     for (const NodeState& node : state_.nodes) votes.push_back(&*node.vote);
     const absl::Status same = CheckSameWeights(votes);
-    if (!same.ok()) return End(same, &state_);
+    if (!same.ok()) return CallToHeal(same);
     const StepRules rules{
         .optimizer = options_.optimizer,
         .gradient_clipping = options_.gradient_clipping,
@@ -251,6 +265,21 @@ class Decider {
     actions.push_back({Action::Kind::kRecord, std::nullopt, outcome, why});
     actions.push_back(SendToAll(std::move(outcome), why));
     return actions;
+  }
+
+  Actions CallToHeal(const absl::Status& why) {
+    const int round = state_.heal_round + 1;
+    if (round > kMaxHealRounds) {
+      return End(absl::DataLossError(absl::StrCat(
+                     why.message(), "; comparing them with their owners' ",
+                     kMaxHealRounds, " times did not change that")),
+                 &state_);
+    }
+    ClearVotes();
+    state_.heal_round = round;
+    state_.since = now_;
+    state_.deadline = now_ + options_.vote_timeout;
+    return {SendToAll(HealFrame(state_), std::string(why.message()))};
   }
 
   Actions OnLeave(NodeRank from, const v1::PeerFrame& frame) {
@@ -287,6 +316,7 @@ class Decider {
 
   void ClearVotes() {
     for (NodeState& node : state_.nodes) node.vote.reset();
+    state_.heal_round = 0;
     state_.since = absl::InfinitePast();
     state_.deadline = absl::InfiniteFuture();
   }
@@ -325,7 +355,11 @@ std::string WaitingFor(const CoordinatorState& state, absl::Time now) {
     return absl::StrCat(NodeList(state, HasNotJoined), " has not joined for ",
                         waited);
   }
-  return absl::StrCat(NodeList(state, HasNotVoted), " has not voted on step ",
+  return absl::StrCat(NodeList(state, HasNotVoted),
+                      state.heal_round == 0
+                          ? " has not voted on step "
+                          : " has not healed its weights and voted again on "
+                            "step ",
                       state.open_step.value(), " for ", waited);
 }
 

@@ -11,6 +11,10 @@
 // voted has published the step before, so that an abort never meets a node
 // that still carries out a commit.
 //
+// Votes whose digests differ decide nothing: the nodes are called to heal their
+// weights, and vote again (v1::Heal). Their reduced gradients are good as they
+// are. After kMaxHealRounds of one step the job ends with DataLoss.
+//
 // Commit: norm = sqrt of the exact sum of all nodes' squared norms, rounded to
 // double once; clip factor = min(1, c / (norm + 1e-6)) in double, rounded to
 // float once (kernels::ClipFactor); both 1-to-1 what PyTorch computes with a
@@ -33,6 +37,8 @@
 #include "server/membership/error_report.h"
 
 namespace ballast::membership {
+
+inline constexpr int kMaxHealRounds = 3;
 
 struct CoordinatorOptions {
   int num_nodes = 1;
@@ -57,6 +63,7 @@ struct CoordinatorState {
   Phase phase = Phase::kGathering;
   Generation generation;
   Step open_step;
+  int heal_round = 0;  // of the open step
   int64_t optimizer_step = 0;
   std::vector<NodeState> nodes;
   absl::Time deadline = absl::InfiniteFuture();  // of gathering, or of votes

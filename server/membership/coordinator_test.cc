@@ -56,6 +56,19 @@ class CoordinatorTest : public ::testing::Test {
     frame.mutable_vote()->add_groups()->set_lr(lr);
     return Send(from, frame);
   }
+  Actions VoteOn(int from, uint64_t digest, int round = 0, int64_t step = 1) {
+    v1::PeerFrame frame;
+    frame.set_generation(1);
+    frame.mutable_vote()->set_step(step);
+    frame.mutable_vote()->set_published_digest(digest);
+    frame.mutable_vote()->set_heal_round(round);
+    const kernels::ExactSum zero;
+    for (uint64_t limb : zero.limbs()) {
+      frame.mutable_vote()->add_norm2_limbs(limb);
+    }
+    frame.mutable_vote()->add_groups()->set_lr(1);
+    return Send(from, frame);
+  }
   Actions Leave(int from, absl::Status why) {
     return Send(from, LeaveFrame(why));
   }
@@ -284,22 +297,83 @@ TEST_F(CoordinatorTest, StepAfterACloseFails) {
             "the workers of node 1 closed the job before step 1");
 }
 
-TEST_F(CoordinatorTest, NodesThatShowOtherWeightsEndTheJob) {  // I2
+TEST_F(CoordinatorTest, NodesThatShowOtherWeightsHealAndVoteAgain) {  // I2
   Open(2);
-  Vote(0, 1, 1);
-  v1::PeerFrame frame;
-  frame.set_generation(1);
-  *frame.mutable_vote() = *state_.nodes[0].vote;
-  frame.mutable_vote()->set_published_digest(7);
-  const Actions actions = Send(1, frame);
+  VoteOn(0, 7);
+  now_ += absl::Seconds(2);
+  const Actions actions = VoteOn(1, 8);
   ASSERT_EQ(actions.size(), 1);  // nothing is recorded
   EXPECT_FALSE(actions[0].to.has_value());
-  EXPECT_EQ(actions[0].frame.leave().code(),
-            static_cast<int>(absl::StatusCode::kDataLoss));
-  EXPECT_EQ(actions[0].frame.leave().text(),
+  EXPECT_EQ(actions[0].frame.generation(), 1);
+  EXPECT_EQ(actions[0].frame.heal().step(), 1);
+  EXPECT_EQ(actions[0].frame.heal().round(), 1);
+  EXPECT_EQ(actions[0].why,
             "the published weights of version 0 are not the same everywhere: "
-            "0000000000000000 on node 0; 0000000000000007 on node 1");
+            "0000000000000007 on node 0; 0000000000000008 on node 1");
+  now_ += absl::Seconds(3);
+  EXPECT_EQ(WaitingFor(state_, now_),
+            "node 0, node 1 has not healed its weights and voted again on step "
+            "1 for 3s");
+  EXPECT_TRUE(VoteOn(1, 7, 1).empty());
+  const Actions outcome = VoteOn(0, 7, 1);
+  ASSERT_EQ(outcome.size(), 2);
+  EXPECT_EQ(outcome[1].frame.commit().step(), 1);
+  // The next step begins with round 0 again.
+  EXPECT_TRUE(IsDrop(VoteOn(0, 7, 1, 2)));
+  EXPECT_TRUE(VoteOn(0, 7, 0, 2).empty());
+}
+
+TEST_F(CoordinatorTest, ALostCallToHealIsRepeated) {  // I19
+  Open(2);
+  VoteOn(0, 7);
+  const Actions call = VoteOn(1, 8);
+  const Actions again = VoteOn(1, 8);
+  ASSERT_EQ(again.size(), 1);
+  EXPECT_EQ(again[0].to, NodeRank(1));
+  EXPECT_EQ(again[0].frame.SerializeAsString(),
+            call[0].frame.SerializeAsString());
+  EXPECT_TRUE(VoteOn(1, 7, 1).empty());
+  EXPECT_TRUE(IsDrop(VoteOn(1, 7, 1)));  // a repeated vote
+  EXPECT_TRUE(IsDrop(VoteOn(0, 7, 2)));  // a round that nobody called
+  EXPECT_EQ(VoteOn(0, 8).size(), 1);     // a late one of the first round
+  EXPECT_EQ(VoteOn(0, 7, 1).size(), 2);
+}
+
+TEST_F(CoordinatorTest, HealingIsTriedAFewTimes) {  // I23
+  Open(3);
+  for (int round = 0; round <= kMaxHealRounds; ++round) {
+    ASSERT_EQ(state_.phase, CoordinatorState::Phase::kOpen);
+    VoteOn(2, 9, round);
+    VoteOn(0, 7, round);
+    const Actions actions = VoteOn(1, 7, round);
+    ASSERT_EQ(actions.size(), 1);
+    if (round < kMaxHealRounds) {
+      EXPECT_EQ(actions[0].frame.heal().round(), round + 1);
+      continue;
+    }
+    EXPECT_EQ(actions[0].frame.leave().code(),
+              static_cast<int>(absl::StatusCode::kDataLoss));
+    EXPECT_EQ(actions[0].frame.leave().text(),
+              "the published weights of version 0 are not the same everywhere: "
+              "0000000000000007 on node 0, node 1; 0000000000000009 on node 2; "
+              "comparing them with their owners' 3 times did not change that");
+  }
   EXPECT_EQ(state_.phase, CoordinatorState::Phase::kEnded);
+}
+
+TEST_F(CoordinatorTest, AnAbortedStepIsHealedAnew) {
+  Open(2);
+  VoteOn(0, 7);
+  VoteOn(1, 8);
+  VoteOn(0, 7, 1);
+  v1::PeerFrame refusal;
+  refusal.set_generation(1);
+  refusal.mutable_vote()->set_step(1);
+  refusal.mutable_vote()->set_heal_round(1);
+  refusal.mutable_vote()->set_published_digest(7);
+  refusal.mutable_vote()->set_refusal_code(3);
+  EXPECT_EQ(Send(1, refusal)[1].frame.abort().next_generation(), 2);
+  EXPECT_EQ(state_.heal_round, 0);
 }
 
 TEST_F(CoordinatorTest, IsAPureFunction) {

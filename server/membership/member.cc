@@ -36,10 +36,13 @@ class Decider {
   }
 
   Actions operator()(const VoteWish& wish) {
-    if (state_.phase != Phase::kMember ||
-        wish.vote.step() != state_.open_step.value()) {
+    const bool is_due =
+        state_.phase == Phase::kMember || state_.phase == Phase::kHealing;
+    if (!is_due || wish.vote.step() != state_.open_step.value() ||
+        wish.vote.heal_round() != state_.heal_round) {
       return {
-          Drop(absl::StrCat("no vote on step ", wish.vote.step(), " is due"))};
+          Drop(absl::StrCat("no vote on step ", wish.vote.step(), " in round ",
+                            wish.vote.heal_round(), " is due"))};
     }
     state_.phase = Phase::kVoted;
     v1::PeerFrame frame;
@@ -83,6 +86,7 @@ class Decider {
     }
     if (frame.has_commit()) return OnCommit(frame);
     if (frame.has_abort()) return OnAbort(frame);
+    if (frame.has_heal()) return OnHeal(frame);
     return {Drop("a frame that no member takes")};
   }
 
@@ -101,7 +105,7 @@ class Decider {
       *beat.mutable_join() = state_.join;
       actions.push_back(Send(std::move(beat), "still here"));
     }
-    if (state_.phase != Phase::kMember) {
+    if (state_.phase != Phase::kMember && state_.phase != Phase::kHealing) {
       actions.push_back(Send(state_.unanswered, "no answer yet"));
     }
     return actions;
@@ -143,6 +147,7 @@ class Decider {
       return {Drop("a commit of another step")};
     }
     state_.open_step = state_.open_step.next();
+    state_.heal_round = 0;
     state_.phase = Phase::kMember;
     state_.unanswered.Clear();
     return {Notify(frame, "committed")};
@@ -155,9 +160,23 @@ class Decider {
       return {Drop("an abort of another step")};
     }
     state_.generation = Generation(frame.abort().next_generation());
+    state_.heal_round = 0;
     state_.phase = Phase::kMember;
     state_.unanswered.Clear();
     return {Notify(frame, frame.abort().text())};
+  }
+
+  // Rounds follow one another: a repeated call is that of a round gone by.
+  Actions OnHeal(const v1::PeerFrame& frame) {
+    if (frame.heal().step() != state_.open_step.value() ||
+        frame.heal().round() != state_.heal_round + 1) {
+      return {Drop("a call to heal that is not awaited")};
+    }
+    state_.heal_round = frame.heal().round();
+    state_.phase = Phase::kHealing;
+    state_.since = now_;
+    state_.unanswered.Clear();
+    return {Notify(frame, "the nodes show different weights")};
   }
 
   bool IsOverdue() const {
@@ -206,6 +225,11 @@ std::string WaitingFor(const MemberState& state, absl::Time now) {
     case Phase::kVoted:
       return absl::StrCat("node 0 has not decided step ",
                           state.open_step.value(), " for ", waited);
+    case Phase::kHealing:
+      return absl::StrCat(
+          "this node has been comparing its weights with their owners' before "
+          "step ",
+          state.open_step.value(), " for ", waited);
     case Phase::kLeaving:
       return absl::StrCat("the other nodes have not closed the job for ",
                           waited);

@@ -6,9 +6,12 @@
 //                     |                ^                |
 //                  Refusal             +-- Commit ------+
 //                     v                +-- Abort -------+ (next generation)
-//                   ended <-- Leave from the coordinator, loss, timeout
+//                   ended              +-- Heal --------+ (healing; then it
+//                     ^                                    votes again)
+//                     +-- Leave from the coordinator, loss, timeout
 //
-// A commit or abort counts only for the vote that is out; all else is dropped.
+// A commit, abort or call to heal counts only for the vote that is out; all
+// else is dropped.
 #ifndef SERVER_MEMBERSHIP_MEMBER_H_
 #define SERVER_MEMBERSHIP_MEMBER_H_
 
@@ -31,15 +34,24 @@ struct MemberOptions {
 };
 
 struct MemberState {
-  enum class Phase { kIdle, kJoining, kMember, kVoted, kLeaving, kEnded };
+  enum class Phase {
+    kIdle,
+    kJoining,
+    kMember,
+    kVoted,
+    kHealing,
+    kLeaving,
+    kEnded
+  };
   Phase phase = Phase::kIdle;
   Generation generation;
   Step open_step;
+  int heal_round = 0;  // of the open step
   Incarnation coordinator;
   v1::Join join;
   v1::PeerFrame unanswered;  // join, vote or leave
   absl::Time repeat_at = absl::InfiniteFuture();
-  absl::Time since = absl::InfinitePast();  // of `unanswered`
+  absl::Time since = absl::InfinitePast();  // of `unanswered`, or of healing
   absl::Time heard = absl::InfinitePast();  // the coordinator
 };
 

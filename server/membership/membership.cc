@@ -144,6 +144,8 @@ class MembershipImpl final : public Membership {
       parts_.observer->OnCommit(frame.commit());
     } else if (frame.has_abort()) {
       parts_.observer->OnAbort(frame.abort());
+    } else if (frame.has_heal()) {
+      parts_.observer->OnHeal(frame.heal());
     } else if (frame.has_leave()) {
       parts_.observer->OnEnded(
           ToStatus(frame.leave().code(), frame.leave().text()));

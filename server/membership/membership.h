@@ -7,6 +7,7 @@
 //             <-------------- View (generation, open step)   or Refusal
 //             Vote ------------->                all voted: norm, clip, skip
 //             <------------ Commit | Abort (recorded before it is sent)
+//             <------------ Heal   (other weights: mended, then voted again)
 //
 // Only the coordinator aborts, and never after a commit. Every wait is
 // bounded and has a reason (I23). Frames of another generation or incarnation
@@ -39,6 +40,9 @@ class MembershipObserver {
   virtual void OnView(Generation generation, const v1::View& view) = 0;
   virtual void OnCommit(const v1::Commit& commit) = 0;
   virtual void OnAbort(const v1::Abort& abort) = 0;
+  // The nodes show different weights: this one compares its own with their
+  // owners' and votes again, with `heal.round` in its vote.
+  virtual void OnHeal(const v1::Heal& heal) = 0;
   // The job cannot go on here; called once, nothing follows.
   virtual void OnEnded(absl::Status why) = 0;
 };

@@ -74,9 +74,11 @@ class Node final : public MembershipObserver, public FramePort {
     join.set_local_world_size(1);
     membership->Join(join);
   }
-  void Vote(int64_t step, double lr = 1) {
+  void Vote(int64_t step, double lr = 1, uint64_t digest = 0, int round = 0) {
     v1::Vote vote;
     vote.set_step(step);
+    vote.set_published_digest(digest);
+    vote.set_heal_round(round);
     const kernels::ExactSum zero;
     for (uint64_t limb : zero.limbs()) {
       vote.add_norm2_limbs(limb);
@@ -101,6 +103,10 @@ class Node final : public MembershipObserver, public FramePort {
     log.push_back(
         absl::StrCat("abort ", abort.step(), " -> ", abort.next_generation()));
   }
+  void OnHeal(const v1::Heal& heal) override {
+    log.push_back(absl::StrCat("heal ", heal.step(), " ", heal.round()));
+    if (on_heal) on_heal(heal);
+  }
   void OnEnded(absl::Status why) override {
     log.push_back(absl::StrCat("ended: ", why.message()));
   }
@@ -108,6 +114,7 @@ class Node final : public MembershipObserver, public FramePort {
   std::unique_ptr<Membership> membership;
   std::vector<std::string> log;
   std::function<void(int64_t step)> on_open;
+  std::function<void(const v1::Heal& heal)> on_heal;
 
  private:
   Network* const network_;
@@ -182,6 +189,76 @@ TEST_F(MembershipTest, EveryNodeHearsTheSameWhateverTheNetworkDoes) {  // I19
       expected.push_back(absl::StrCat("commit ", s));
     }
     for (auto& node : nodes_) EXPECT_EQ(node->log, expected) << seed;
+  }
+}
+
+// Node 1 shows other weights at steps 2 and 4 until its second round.
+TEST_F(MembershipTest, WeightsAreHealedWhateverTheNetworkDoes) {  // I2, I19
+  constexpr int kSteps = 5;
+  for (uint64_t seed = 1; seed <= 30; ++seed) {
+    Make(3, seed, /*loss=*/0.2, /*repeat=*/0.3);
+    for (auto& node : nodes_) {
+      Node* const n = node.get();
+      const bool is_bad = n == nodes_[1].get();
+      n->on_open = [n, is_bad](int64_t step) {
+        if (step > kSteps) return;
+        n->Vote(step, 1, is_bad && step % 2 == 0 ? 8 : 7);
+      };
+      n->on_heal = [this, n, is_bad](const v1::Heal& heal) {
+        n->Vote(heal.step(), 1, 7, heal.round() - 1);  // a stray
+        world_->PostAfter(
+            absl::Seconds(world_->random().Below(9)), [n, is_bad, heal] {
+              n->Vote(heal.step(), 1, is_bad && heal.round() < 2 ? 8 : 7,
+                      heal.round());
+            });
+      };
+    }
+    JoinAll();
+    Run(absl::Minutes(20));
+    for (auto& node : nodes_) {
+      EXPECT_THAT(node->log,
+                  ElementsAre("view 1/1", "commit 1", "heal 2 1", "heal 2 2",
+                              "commit 2", "commit 3", "heal 4 1", "heal 4 2",
+                              "commit 4", "commit 5"))
+          << seed;
+    }
+  }
+}
+
+TEST_F(MembershipTest, WeightsThatDoNotHealEndTheJob) {  // I23
+  Make(2);
+  for (auto& node : nodes_) {
+    Node* const n = node.get();
+    const uint64_t digest = n == nodes_[1].get() ? 8 : 7;
+    n->on_open = [n, digest](int64_t step) { n->Vote(step, 1, digest); };
+    n->on_heal = [n, digest](const v1::Heal& heal) {
+      n->Vote(heal.step(), 1, digest, heal.round());
+    };
+  }
+  JoinAll();
+  Run(absl::Minutes(1));
+  for (auto& node : nodes_) {
+    EXPECT_THAT(node->log,
+                ElementsAre("view 1/1", "heal 1 1", "heal 1 2", "heal 1 3",
+                            HasSubstr("are not the same everywhere")));
+  }
+}
+
+// A node that heals is waited for by name, and still a living one.
+TEST_F(MembershipTest, ANodeThatHealsOnlyDelays) {
+  Make(2);
+  JoinAll();
+  Run(absl::Seconds(1));
+  nodes_[0]->Vote(1, 1, 7);
+  nodes_[1]->Vote(1, 1, 8);
+  Run(absl::Minutes(10));
+  EXPECT_THAT(nodes_[1]->membership->WaitingFor(),
+              HasSubstr("comparing its weights with their owners' before step "
+                        "1 for 9m"));
+  for (auto& node : nodes_) node->Vote(1, 1, 7, 1);
+  Run(absl::Seconds(5));
+  for (auto& node : nodes_) {
+    EXPECT_THAT(node->log, ElementsAre("view 1/1", "heal 1 1", "commit 1"));
   }
 }
 

@@ -102,6 +102,13 @@ const std::vector<FamilyInfo>& Table() {
        .kind = Kind::kCounter,
        .is_per_job = true,
        .labels = {{"direction", {"sent", "received"}}}},
+      {.family = Family::kExchangeHealBytes,
+       .name = "ballast_exchange_heal_bytes_total",
+       .help = "Bytes of published weights moved between nodes to heal damaged "
+               "copies, without headers; no step counts them.",
+       .kind = Kind::kCounter,
+       .is_per_job = true,
+       .labels = {{"direction", {"sent", "received"}}}},
       {.family = Family::kExchangePayloadBytes,
        .name = "ballast_exchange_payload_bytes_total",
        .help = "Bytes of gradients taken in from this node's workers and of "
@@ -156,11 +163,19 @@ const std::vector<FamilyInfo>& Table() {
        .name = "ballast_weight_chunks_bad_total",
        .help = "Chunks of published weights whose bits were not those that "
                "all nodes should have: changed in this node's memory, other "
-               "than their owner's, damaged on the way, or found and put "
-               "right by a comparison.",
+               "than their owner's, damaged on the way, found by a periodic "
+               "comparison, or by one after votes that differed.",
        .kind = Kind::kCounter,
        .is_per_job = true,
-       .labels = {{"kind", {"copy", "reference", "result", "resync"}}}},
+       .labels = {{"kind", {"copy", "reference", "result", "resync", "vote"}}}},
+      {.family = Family::kWeightChunksHealed,
+       .name = "ballast_weight_chunks_healed_total",
+       .help = "Chunks of published weights that got their bits back: the "
+               "owner's from another node, a member's from the owner, after "
+               "votes that differed, or by a periodic comparison.",
+       .kind = Kind::kCounter,
+       .is_per_job = true,
+       .labels = {{"kind", {"owner", "member", "vote", "resync"}}}},
       {.family = Family::kMembershipGeneration,
        .name = "ballast_membership_generation",
        .help = "Number of the membership view.",
