@@ -30,6 +30,10 @@ Cluster::Daemon::Daemon(Cluster* cluster, int rank)
   leaves.device = &device;
   leaves.random = &random;
   leaves.kernels = &cluster->kernels_;
+  leaves.warn = [cluster](const std::string& line) {
+    cluster->world_.Note(line);
+    cluster->result_.heals += absl::StrContains(line, "; healed with");
+  };
   const Scenario& scenario = cluster->scenario_;
   if (scenario.nodes > 1) {
     transport = *cluster->network_.AddNode(NodeRank(rank), &process);
@@ -63,6 +67,14 @@ Cluster::Cluster(const Scenario& scenario, uint64_t seed,
       network_(&links_),
       peers_(&links_),
       reference_(scenario_),
+      corruption_(
+          this,
+          [this](int node) {
+            return daemons_[node] == nullptr
+                       ? nullptr
+                       : daemons_[node]->node->Find(kJobName);
+          },
+          seed ^ 0xf11b5),
       workers_(scenario.world_size()),
       lives_(scenario.world_size()),
       last_version_(scenario.world_size(), -1),
@@ -212,6 +224,10 @@ void Cluster::OnViolation(const std::string& what) {
   result_.violations.push_back(what);
 }
 
+void Cluster::OnAllPushed(WorkerId id, int64_t step) {
+  corruption_.OnAllPushed(id, step);
+}
+
 void Cluster::OnVersion(WorkerId id, int64_t version, uint64_t hash,
                         const worker::StepResult* record) {
   world_.Note(
@@ -340,6 +356,10 @@ void Cluster::CheckOnes(int node, int64_t version) {
 }
 
 void Cluster::CheckEnds() {
+  if (corruption_.num_waiting() > 0) {
+    OnViolation(
+        absl::StrCat(corruption_.num_waiting(), " bits have not flipped"));
+  }
   for (int rank = 0; rank < scenario_.world_size(); ++rank) {
     const SimWorker* const worker = workers_[rank].get();
     if (worker == nullptr) continue;

@@ -35,6 +35,7 @@
 #include "server/transport/inproc/inproc_peer_link.h"
 #include "server/transport/inproc/inproc_transport.h"
 #include "server/transport/inproc/link_model.h"
+#include "tests/sim/corruption.h"
 #include "tests/sim/reference_model.h"
 #include "tests/sim/scenario.h"
 #include "tests/sim/sim_peer_plane.h"
@@ -50,6 +51,7 @@ struct Result {
   int faults = 0;                 // that really happened
   int aborts = 0;
   uint64_t wire_bytes = 0;  // between nodes
+  uint64_t heals = 0;       // of chunks, on all nodes
   int64_t reads = 0;        // of pieces, each compared bit for bit
   absl::Duration virtual_time;
 
@@ -73,6 +75,7 @@ class Cluster final : public SimWorld {
   // For tests that look at a job on its way: then clock().RunFor(…).
   void Start();
   daemon::Node& node(int rank) { return *daemons_[rank]->node; }
+  transport::InprocPeerNetwork& frames() { return peers_; }
 
   // SimWorld
   base::SimExecutor& clock() override { return world_; }
@@ -83,6 +86,7 @@ class Cluster final : public SimWorld {
                   absl::AnyInvocable<void(SimWorker&) &&> fn) override;
   const Fault* TakeFault(Fault::Kind kind, int where, int64_t step) override;
   void Crash(WorkerId id, const Fault& fault) override;
+  void OnAllPushed(WorkerId id, int64_t step) override;
   void OnVersion(WorkerId id, int64_t version, uint64_t hash,
                  const worker::StepResult* record) override;
   void OnRead(WorkerId id, int64_t version, const layout::Piece& piece,
@@ -121,6 +125,7 @@ class Cluster final : public SimWorld {
   transport::InprocNetwork network_;
   transport::InprocPeerNetwork peers_;
   ReferenceModel reference_;
+  Corruption corruption_;
   std::vector<std::unique_ptr<Daemon>> daemons_;     // null: dead
   std::vector<std::unique_ptr<SimWorker>> workers_;  // by rank; null: dead
   std::vector<int> lives_;                           // by rank

@@ -170,13 +170,30 @@ absl::Status ParseLink(Line* line, Scenario* scenario) {
   return absl::OkStatus();
 }
 
+// [chunk C | owner | member] [early] [unseen]
+absl::Status ParseCorruption(Line* line, Fault* fault) {
+  if (line->Is("chunk")) {
+    ASSIGN_OR_RETURN(fault->chunk, Integer<size_t>(line->Take()));
+  } else if (line->Is("owner")) {
+    fault->is_own = true;
+  } else if (line->Is("member")) {
+    fault->is_own = false;
+  }
+  fault->is_early = line->Is("early");
+  fault->is_unseen = line->Is("unseen");
+  if (fault->is_unseen && !fault->is_early) {
+    return absl::InvalidArgumentError("only what is early can be unseen");
+  }
+  return absl::OkStatus();
+}
+
 // at step S WHAT (rank R | node N) [value] [for|back after DURATION]
 absl::Status ParseFault(Line* line, Scenario* scenario) {
   const std::map<std::string, Fault::Kind> kinds = {
       {"nan", Fault::Kind::kNan},         {"infinity", Fault::Kind::kInfinity},
       {"lr", Fault::Kind::kValue},        {"crash", Fault::Kind::kCrash},
       {"kill", Fault::Kind::kDaemonDies}, {"slow", Fault::Kind::kSlow},
-      {"cut", Fault::Kind::kPartition},
+      {"cut", Fault::Kind::kPartition},   {"corrupt", Fault::Kind::kCorrupt},
   };
   Fault fault;
   if (!line->Is("step")) return absl::InvalidArgumentError("at step S …");
@@ -188,6 +205,9 @@ absl::Status ParseFault(Line* line, Scenario* scenario) {
   if (!is_node && !line->Is("rank")) {
     return absl::InvalidArgumentError("rank R or node N is missing");
   }
+  if (fault.kind == Fault::Kind::kCorrupt && !is_node) {
+    return absl::InvalidArgumentError("corrupt node N");
+  }
   ASSIGN_OR_RETURN(fault.where, Integer<int>(line->Take()));
   const int bound = is_node ? scenario->nodes : scenario->world_size();
   if (fault.where < 0 || fault.where >= bound) {
@@ -195,6 +215,9 @@ absl::Status ParseFault(Line* line, Scenario* scenario) {
   }
   if (fault.kind == Fault::Kind::kValue) {
     ASSIGN_OR_RETURN(fault.value, Real(line->Take()));
+  }
+  if (fault.kind == Fault::Kind::kCorrupt) {
+    RETURN_IF_ERROR(ParseCorruption(line, &fault));
   }
   if (line->Is("back")) {
     ASSIGN_OR_RETURN(fault.back_after, Time(line->Take()));

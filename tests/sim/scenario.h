@@ -31,12 +31,19 @@ struct Fault {
     kDaemonDies,  // node's daemon dies
     kSlow,        // rank waits before it pushes
     kPartition,   // node is cut off from the others
+    kCorrupt,     // a bit of the node's published weights flips
   };
   Kind kind;
   int64_t step = 1;
   int where = 0;  // rank, or node
   double value = 0;
   std::optional<absl::Duration> back_after;  // restart, or how long
+  // kCorrupt: which chunk, by its number in layout order; or any, of the node's
+  // own or of others'.
+  std::optional<size_t> chunk;
+  std::optional<bool> is_own;
+  bool is_early = false;   // before the vote; else at any moment
+  bool is_unseen = false;  // and the node takes it for what it wrote
 };
 
 struct Scenario {

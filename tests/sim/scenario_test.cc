@@ -22,6 +22,8 @@ clip 2
 link delay 1ms 2ms loss 0.5
 at step 3 crash rank 5 back 2s
 at step 4 lr rank 1 0.75
+at step 5 corrupt node 1 member early unseen
+at step 5 corrupt node 0 chunk 7
 expect it is over
 )");
   ASSERT_TRUE(scenario.ok()) << scenario.status();
@@ -35,6 +37,11 @@ expect it is over
   EXPECT_EQ(scenario->link.max_delay, absl::Milliseconds(2));
   EXPECT_EQ(scenario->faults[0].back_after, absl::Seconds(2));
   EXPECT_EQ(scenario->faults[1].value, 0.75);
+  EXPECT_EQ(scenario->faults[2].is_own, false);
+  EXPECT_TRUE(scenario->faults[2].is_early && scenario->faults[2].is_unseen);
+  EXPECT_EQ(scenario->faults[3].chunk, 7);
+  EXPECT_FALSE(scenario->faults[3].is_own.has_value());
+  EXPECT_FALSE(scenario->faults[3].is_early);
   EXPECT_EQ(scenario->expect_failure, "it is over");
 }
 
@@ -54,6 +61,10 @@ TEST(ScenarioTest, NamesTheLineThatIsWrong) {
       "at step 3 explode rank 0",
       "at step 3 nan rank 7",
       "at step 3 nan",
+      "at step 3 corrupt rank 0",
+      "at step 3 corrupt node 0 chunk x",
+      "at step 3 corrupt node 0 stranger",
+      "at step 3 corrupt node 0 member unseen",
   };
   for (const char* line : wrong) {
     const auto scenario =

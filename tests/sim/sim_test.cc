@@ -8,6 +8,9 @@
 #include "gtest/gtest.h"
 #include "kernels/codec.h"
 #include "kernels/reference/reference.h"
+#include "proto/peer.pb.h"
+#include "server/base/ids.h"
+#include "server/base/random.h"
 #include "tests/sim/runner.h"
 
 namespace ballast::sim {
@@ -142,6 +145,63 @@ TEST(SimControlTest, FailureWithAnotherReasonIsFound) {  // I23
       kernels::Reference(),
       Small("hold 10s\nat step 2 crash rank 1\nexpect bananas\n"));
   EXPECT_TRUE(absl::StrContains(found, "bananas")) << found;
+}
+
+// Any preset, shape and network; at most one bit in a step with two nodes.
+Scenario RandomCorruption(uint64_t seed) {
+  base::SeededRandom random(seed);
+  const uint64_t nodes = 2 + random.Below(3);
+  const char* const exchanges[] = {
+      "delta4", "delta2", "weights.mode=delta weights.codec=int8",
+      "weights.mode=delta weights.codec=int4 weights.block=32"};
+  std::string text = absl::StrCat(
+      "nodes ", nodes, "\nworkers ", 1 + random.Below(2), "\nexchange ",
+      exchanges[random.Below(4)], "\ntensor a float32 3x7001\ntensor b ",
+      random.Below(2) == 0 ? "bfloat16" : "float16",
+      " 20001\ntensor ones float32 900\noptimizer adamw lr 0.01\nsteps 8\n",
+      "bucket_bytes ", 65536 << random.Below(2), "\nchunk_bytes ",
+      8192 << random.Below(3), "\nin_flight ", 1 + random.Below(4),
+      "\nlink delay 5us ", 1 + random.Below(9), "ms loss 0.", random.Below(3),
+      " duplicate 0.", random.Below(3), " reorder 0.", random.Below(3), "\n",
+      random.Below(2) == 0 ? "overlap\n" : "push_order random\n");
+  const char* const whose[] = {"", "owner", "member", "member early unseen"};
+  for (int step = 2; step <= 7; ++step) {
+    const uint64_t most = nodes == 2 ? 1 : 3;
+    for (uint64_t n = random.Below(most + 1); n > 0; --n) {
+      absl::StrAppend(&text, "at step ", step, " corrupt node ",
+                      random.Below(nodes), " ", whose[random.Below(4)], "\n");
+    }
+  }
+  const auto parsed = ParseScenario(absl::StrCat("corrupt ", seed), text);
+  EXPECT_TRUE(parsed.ok()) << parsed.status();
+  return *parsed;
+}
+
+TEST(SimCorruptionTest, EndsWithTheBitsOfASoundRun) {  // I2, I20, I25
+  uint64_t heals = 0;
+  for (uint64_t seed = 1; seed <= 60; ++seed) {
+    const Result result = RunOnce(RandomCorruption(seed), seed);
+    for (const std::string& violation : result.violations) {
+      ADD_FAILURE() << "corrupt seed " << seed << ": " << violation;
+    }
+    heals += result.heals;
+  }
+  EXPECT_GT(heals, 200);
+}
+
+// Two nodes, and their pulls are all lost.
+TEST(SimControlTest, WeightsThatAreNotHealedAreFound) {
+  Scenario scenario = Small(
+      "exchange delta4 override:wte=int4 override:ones=int4\n"
+      "at step 2 corrupt node 0 member early\n");
+  EXPECT_EQ(ViolationsWith(kernels::Reference(), scenario), "");
+  Cluster cluster(scenario, 1, kernels::Reference());
+  cluster.frames().SetFilter([](NodeRank, NodeRank, const std::string& frame) {
+    v1::PeerFrame parsed;
+    return parsed.ParseFromString(frame) && parsed.has_pull();
+  });
+  const std::string found = absl::StrJoin(cluster.Run().violations, "\n");
+  EXPECT_TRUE(absl::StrContains(found, "has not answered within")) << found;
 }
 
 }  // namespace

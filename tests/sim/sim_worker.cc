@@ -402,7 +402,8 @@ void SimWorker::PushOne(uint64_t word, int bucket) {
   });
   const bool is_last = num_pushed_ == static_cast<int>(is_scheduled_.size());
   if (is_last) bad_value_ = nullptr;
-  if (is_last && crash_ != nullptr) Crash();
+  if (is_last && crash_ != nullptr) return Crash();
+  if (is_last) world_->OnAllPushed(id_, step_);
 }
 
 void SimWorker::Crash() {

@@ -45,6 +45,9 @@ class SimWorld {
   // This process dies at the end of the event that calls this.
   virtual void Crash(WorkerId id, const Fault& fault) = 0;
 
+  // This process has pushed its last bucket of `step`, and reads no weights any
+  // more until the next version is there.
+  virtual void OnAllPushed(WorkerId id, int64_t step) = 0;
   // All weights of `version` are visible to this worker; `record` is the
   // answer to the step that made them (null for the version it began with).
   virtual void OnVersion(WorkerId id, int64_t version, uint64_t hash,
