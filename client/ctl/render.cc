@@ -35,6 +35,19 @@ std::string JobTable(
   return table.ToString();
 }
 
+// "2 tensors: h.0.mlp int8 for int4, …"
+std::string WiderCodecs(const v1::PathQuality& path) {
+  constexpr int kMaxNamed = 3;
+  std::string line = absl::StrCat(path.num_wider(), " tensors");
+  for (int i = 0; i < std::min(path.wider_size(), kMaxNamed); ++i) {
+    const v1::WiderCodec& wider = path.wider(i);
+    absl::StrAppend(&line, i == 0 ? ": " : ", ", wider.tensor(), " ",
+                    wider.codec(), " for ", wider.policy_codec());
+  }
+  if (path.num_wider() > kMaxNamed) absl::StrAppend(&line, ", …");
+  return line;
+}
+
 // "0.021, 0.1 % clipped; worst h.0.mlp 0.043 (int4), …", a line per path.
 std::string QualityLines(const v1::GetJobReply& job) {
   constexpr int kMaxNamed = 3;
@@ -55,6 +68,25 @@ std::string QualityLines(const v1::GetJobReply& job) {
                             worst.codec());
     }
     absl::StrAppend(&text, Line(absl::StrCat("error of ", path.path()), line));
+    if (path.num_wider() > 0) {
+      absl::StrAppend(
+          &text, Line(absl::StrCat("wider ", path.path()), WiderCodecs(path)));
+    }
+  }
+  if (job.max_relative_error() > 0) {
+    absl::StrAppend(
+        &text, Line("error budget", absl::StrFormat("%g per tensor",
+                                                    job.max_relative_error())));
+  }
+  if (job.exact_ratio() > 0) {
+    absl::StrAppend(
+        &text, Line("exact takes",
+                    absl::StrFormat(
+                        "%.2g of the time between nodes%s", job.exact_ratio(),
+                        job.exact_ratio() < 1
+                            ? ": this link is faster than the codecs, use "
+                              "exchange=exact"
+                            : "")));
   }
   return text;
 }

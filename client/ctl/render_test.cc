@@ -75,5 +75,24 @@ TEST(RenderTest, AJobNamesTheTensorsThatAreWorst) {
       << Render(job);
 }
 
+TEST(RenderTest, AJobSaysWhatItsBudgetDidAndIfExactWouldBeFaster) {  // I24
+  v1::GetJobReply job;
+  job.set_max_relative_error(0.1);
+  v1::PathQuality* const path = job.add_quality();
+  path->set_path("weights");
+  path->set_num_wider(1);
+  v1::WiderCodec* const wider = path->add_wider();
+  wider->set_tensor("wte");
+  wider->set_codec("int8");
+  wider->set_policy_codec("int4");
+  job.set_exact_ratio(0.5);
+  const std::string text = Render(job);
+  EXPECT_NE(text.find("1 tensors: wte int8 for int4\n"), std::string::npos);
+  EXPECT_NE(text.find("0.1 per tensor"), std::string::npos);
+  EXPECT_NE(text.find("use exchange=exact"), std::string::npos);
+  job.set_exact_ratio(3);
+  EXPECT_EQ(Render(job).find("use exchange=exact"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace ballast::ctl

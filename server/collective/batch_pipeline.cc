@@ -86,7 +86,9 @@ class BatchPipeline::Lane final : private transport::ExchangeObserver {
   }
 
   absl::Status Exchange() {
-    return stages_[current_].exchange->Post(pipeline_->step_);
+    RETURN_IF_ERROR(stages_[current_].exchange->Post(pipeline_->step_));
+    pipeline_->context_->on_wire.Begin();
+    return absl::OkStatus();
   }
 
   void OnTaskDone(StageTask* task, const absl::Status& status) {
@@ -116,6 +118,7 @@ class BatchPipeline::Lane final : private transport::ExchangeObserver {
 
   void OnExchangeDone(transport::Exchange*, Step,
                       const absl::Status& status) override {
+    pipeline_->context_->on_wire.End();
     if (!status.ok()) return Fail(status);
     ++current_;
     const Stage& next = stages_[current_];
@@ -163,6 +166,7 @@ void BatchPipeline::AddLocal(std::vector<Work> tasks) {
 absl::Status BatchPipeline::Start(Step step) {
   step_ = step;
   num_open_ = lanes_.size();
+  context_->exchanging.Begin();
   for (const auto& lane : lanes_) RETURN_IF_ERROR(lane->Start());
   return absl::OkStatus();
 }
@@ -177,7 +181,9 @@ void BatchPipeline::ForEachExchange(
 }
 
 void BatchPipeline::OnLaneDone() {
-  if (--num_open_ == 0) on_done_();
+  if (--num_open_ > 0) return;
+  context_->exchanging.End();
+  on_done_();
 }
 
 }  // namespace ballast::collective

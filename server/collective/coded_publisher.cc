@@ -10,8 +10,9 @@ int64_t CodedPublisher::WindowBytes(const Context& context,
                                     const ChunkCoder& coder, BucketId bucket) {
   int64_t bytes = 0;
   for (const layout::Shard& shard : context.bucket(bucket).shards) {
-    bytes +=
-        PlanSlice(shard, context.weight_codecs, coder.header_bytes()).bytes;
+    const CodedSlice slice =
+        PlanSlice(shard, context.weight_codecs, coder.header_bytes());
+    bytes += context.may_change_codecs() ? WidestBytes(slice) : slice.bytes;
   }
   return bytes;
 }

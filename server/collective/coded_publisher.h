@@ -35,6 +35,7 @@ namespace ballast::collective {
 
 class CodedPublisher final : public BucketOperation {
  public:
+  // If codecs may change, the most that it can be; the context's are none then.
   static int64_t WindowBytes(const Context& context, const ChunkCoder& coder,
                              BucketId bucket);
 

@@ -13,7 +13,8 @@ int64_t CodedReducer::WindowBytes(const Context& context, BucketId bucket) {
   for (const layout::Shard& shard : cut.shards) {
     const CodedSlice slice = PlanSlice(shard, context.gradient_codecs);
     const bool is_own = shard.owner == context.parts.node;
-    bytes += slice.bytes * (is_own ? cut.shards.size() : 1);
+    bytes += (context.may_change_codecs() ? WidestBytes(slice) : slice.bytes) *
+             (is_own ? cut.shards.size() : 1);
   }
   return bytes;
 }
@@ -151,7 +152,7 @@ void CodedReducer::EncodeChunk(int thread, std::span<const CodedRun> runs,
         context_->RunOf(coded, pipeline_.step(), parts.node.value());
     coded.codec->Encode(run, sum, slice + coded.offset);
     context_->Meter(layout::Path::kGradients, coded, run, pipeline_.step(), sum,
-                    sum, &errors[r]);
+                    sum, sum, &errors[r]);
   }
 }
 

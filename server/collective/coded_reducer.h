@@ -37,7 +37,8 @@ namespace ballast::collective {
 class CodedReducer final : public BucketOperation {
  public:
   // Of each owner's slice as this node contributes to it, and of what the
-  // peers contribute to its own.
+  // peers contribute to its own. If codecs may change, the most that it can
+  // be; the context's are none then.
   static int64_t WindowBytes(const Context& context, BucketId bucket);
 
   // `window` is in use from Start to the report, or to Cancel and an idle gate.

@@ -17,6 +17,7 @@
 #include <span>
 #include <vector>
 
+#include "kernels/codec.h"
 #include "server/collective/batch_cut.h"
 #include "server/collective/codec.h"
 #include "server/layout/types.h"
@@ -72,6 +73,20 @@ inline CodedSlice PlanSlice(const layout::Shard& shard, const Codecs& codecs,
     slice.bytes += coded.bytes;
   }
   return slice;
+}
+
+// No codec makes a run longer than its elements as they are by as much: a
+// scale and twice the alignment.
+inline constexpr int64_t kRunSlack = 3 * kernels::kRunAlignment;
+
+// What the slice takes at most, whatever codecs its tensors change to; of
+// codecs that leave all elements as they are.
+inline int64_t WidestBytes(const CodedSlice& slice) {
+  int64_t bytes = slice.bytes;
+  for (const CodedChunk& chunk : slice.chunks) {
+    bytes += static_cast<int64_t>(chunk.runs.size()) * kRunSlack;
+  }
+  return bytes;
 }
 
 inline uint64_t PayloadOf(std::span<const CodedChunk> chunks) {

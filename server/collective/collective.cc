@@ -1,7 +1,9 @@
 #include "server/collective/collective.h"
 
 #include <algorithm>
+#include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -100,15 +102,7 @@ class HierarchicalCollective final : public Collective,
         fail_(&context_.gate, [this] { OnOperationFailed(failure_); }) {}
 
   absl::Status Prepare() {
-    if (codes_gradients()) {
-      MakeCodecs(&context_.gradient_codecs, [](const auto& codecs, auto) {
-        return std::pair(codecs.gradients, kernels::DType::kFloat32);
-      });
-    }
     if (codes_weights()) {
-      MakeCodecs(&context_.weight_codecs, [](const auto& codecs, auto dtype) {
-        return std::pair(codecs.weights, dtype);
-      });
       coder_ = codes_deltas() ? MakeDeltaCoder(&context_)
                               : MakeValueCoder(&context_);
     }
@@ -122,7 +116,10 @@ class HierarchicalCollective final : public Collective,
     for (const layout::Bucket& bucket : context_.parts.layout->buckets()) {
       halves_.push_back(Halves(bucket.id));
     }
+    // Windows are for the widest codecs that may come.
+    MakeCodecs(/*is_widest=*/context_.may_change_codecs());
     if (has_peers()) RETURN_IF_ERROR(AllocateWindows());
+    if (context_.may_change_codecs()) MakeCodecs(/*is_widest=*/false);
     for (const layout::Bucket& bucket : context_.parts.layout->buckets()) {
       ASSIGN_OR_RETURN(auto reducer, MakeReducer(bucket.id));
       reducers_.push_back(std::move(reducer));
@@ -175,16 +172,10 @@ class HierarchicalCollective final : public Collective,
   }
 
   ByteCounts byte_counts() const override {
-    ByteCounts counts;
-    const auto add = [&counts](const transport::Exchange& exchange) {
-      const transport::ByteCounters& of_exchange = exchange.counters();
-      counts.wire_sent += of_exchange.wire_sent;
-      counts.wire_received += of_exchange.wire_received;
-    };
+    ByteCounts counts = of_replaced_;
     for (const auto* operations : {&reducers_, &publishers_}) {
       for (const auto& operation : *operations) {
-        operation->pipeline()->ForEachExchange(add);
-        counts.payload_sent += operation->pipeline()->payload_sent();
+        if (operation != nullptr) AddCounts(operation.get(), &counts);
       }
     }
     for (const auto& resync : resyncs_) {
@@ -216,6 +207,46 @@ class HierarchicalCollective final : public Collective,
             .heals = context_.parts.published->heals()};
   }
 
+  ExchangeTimes times() const override {
+    return {
+        .exchange_seconds = absl::ToDoubleSeconds(context_.exchanging.total()),
+        .wire_seconds = absl::ToDoubleSeconds(context_.on_wire.total())};
+  }
+
+  int num_wider(layout::Path path) const override {
+    return codes(path) ? context_.parts.plan->num_wider(path) : 0;
+  }
+
+  absl::Status Revise(std::span<const layout::CodecChange> changes) override {
+    if (context_.gate.is_shut() || changes.empty()) return absl::OkStatus();
+    if (context_.parts.plan == nullptr) {
+      return absl::DataLossError("other codecs for a job that has none");
+    }
+    std::set<std::pair<layout::Path, BucketId>> buckets;
+    for (const layout::CodecChange& change : changes) {
+      RETURN_IF_ERROR(context_.parts.plan->Apply(change));
+      const layout::TensorPlace& place =
+          context_.parts.layout->place(change.tensor);
+      for (int32_t b = place.first_bucket; b <= place.last_bucket; ++b) {
+        buckets.emplace(change.path, b);
+      }
+    }
+    // They hold codecs, and exchanges of the identities that come again.
+    for (const auto& [path, bucket] : buckets) {
+      auto& operation = operations(path)[bucket.value()];
+      AddCounts(operation.get(), &of_replaced_);
+      operation.reset();
+    }
+    for (const layout::CodecChange& change : changes) {
+      RemakeCodec(change.path, change.tensor, /*is_widest=*/false);
+    }
+    for (const auto& [path, bucket] : buckets) {
+      ASSIGN_OR_RETURN(operations(path)[bucket.value()],
+                       MakeOperation(path, bucket));
+    }
+    return absl::OkStatus();
+  }
+
   PathErrors Errors(layout::Path path, Step step) const override {
     PathErrors sum;
     if (context_.parts.plan == nullptr) return sum;
@@ -225,7 +256,9 @@ class HierarchicalCollective final : public Collective,
     sum.tensors.resize(window.count);
     const Operations& operations =
         path == layout::Path::kGradients ? reducers_ : publishers_;
-    for (const auto& operation : operations) operation->AddErrors(&sum);
+    for (const auto& operation : operations) {
+      if (operation != nullptr) operation->AddErrors(&sum);
+    }
     return sum;
   }
 
@@ -265,17 +298,55 @@ class HierarchicalCollective final : public Collective,
   }
   CollectiveObserver* observer() const { return context_.parts.observer; }
 
-  // `choose` gives the codec's parameters, and what elements are without.
-  template <typename Choose>
-  void MakeCodecs(std::vector<std::unique_ptr<Codec>>* codecs,
-                  const Choose& choose) {
-    const Parts& parts = context_.parts;
-    for (size_t i = 0; i < parts.layout->tensors().size(); ++i) {
-      const auto [choice, unquantized] =
-          choose(parts.plan->codecs(TensorId(static_cast<int32_t>(i))),
-                 parts.layout->tensors()[i].dtype);
-      codecs->push_back(MakeCodec(choice, unquantized, parts.kernels));
+  bool codes(layout::Path path) const {
+    return path == layout::Path::kGradients ? codes_gradients()
+                                            : codes_weights();
+  }
+  Operations& operations(layout::Path path) {
+    return path == layout::Path::kGradients ? reducers_ : publishers_;
+  }
+
+  void MakeCodecs(bool is_widest) {
+    for (const layout::Path path : layout::kPaths) {
+      if (!codes(path)) continue;
+      const size_t num_tensors = context_.parts.layout->tensors().size();
+      context_.codecs(path).resize(num_tensors);
+      context_.narrower_codecs(path).resize(num_tensors);
+      for (size_t i = 0; i < num_tensors; ++i) {
+        RemakeCodec(path, TensorId(static_cast<int32_t>(i)), is_widest);
+      }
     }
+  }
+
+  // Nothing holds the old one.
+  void RemakeCodec(layout::Path path, TensorId tensor, bool is_widest) {
+    const Parts& parts = context_.parts;
+    const kernels::DType unquantized = path == layout::Path::kGradients
+                                           ? kernels::DType::kFloat32
+                                           : parts.layout->tensor(tensor).dtype;
+    const layout::CodecChoice& choice = parts.plan->codecs(tensor).on(path);
+    context_.codecs(path)[tensor.value()] =
+        MakeCodec(is_widest ? choice.With(layout::CodecId::kNone) : choice,
+                  unquantized, parts.kernels);
+    const auto narrower = parts.plan->NarrowerChoice(path, tensor);
+    context_.narrower_codecs(path)[tensor.value()] =
+        narrower.has_value() ? MakeCodec(*narrower, unquantized, parts.kernels)
+                             : nullptr;
+  }
+
+  absl::StatusOr<std::unique_ptr<BucketOperation>> MakeOperation(
+      layout::Path path, BucketId bucket) {
+    return path == layout::Path::kGradients ? MakeReducer(bucket)
+                                            : MakePublisher(bucket);
+  }
+
+  static void AddCounts(BucketOperation* operation, ByteCounts* counts) {
+    operation->pipeline()->ForEachExchange(
+        [counts](const transport::Exchange& exchange) {
+          counts->wire_sent += exchange.counters().wire_sent;
+          counts->wire_received += exchange.counters().wire_received;
+        });
+    counts->payload_sent += operation->pipeline()->payload_sent();
   }
 
   absl::Status AllocateWindows() {
@@ -370,7 +441,10 @@ class HierarchicalCollective final : public Collective,
     context_.gate.Shut();
     if (keeper_.has_value()) keeper_->Stop();
     for (const auto* operations : {&reducers_, &publishers_, &resyncs_}) {
-      for (const auto& operation : *operations) operation->pipeline()->Cancel();
+      for (const auto& operation : *operations) {
+        // Null where Revise failed.
+        if (operation != nullptr) operation->pipeline()->Cancel();
+      }
     }
     broadcast_.Cancel();
   }
@@ -455,6 +529,7 @@ class HierarchicalCollective final : public Collective,
   Operations publishers_;
   Operations resyncs_;  // delta mode only
   Broadcast broadcast_;
+  ByteCounts of_replaced_;  // operations that Revise made anew
   absl::Status failure_;  // of a Start call, on its way to the observer
   EmptyTask compared_;
   EmptyTask fail_;

@@ -25,6 +25,7 @@
 #define SERVER_COLLECTIVE_COLLECTIVE_H_
 
 #include <memory>
+#include <span>
 #include <string>
 
 #include "absl/functional/any_invocable.h"
@@ -34,6 +35,7 @@
 #include "server/collective/error_sums.h"        // IWYU pragma: export
 #include "server/collective/parts.h"             // IWYU pragma: export
 #include "server/collective/published_chunks.h"  // IWYU pragma: export
+#include "server/layout/exchange_plan.h"
 #include "server/layout/metering.h"
 
 namespace ballast::collective {
@@ -53,6 +55,12 @@ struct PublishedState {
   uint64_t digest = 0;        // of the version, if no bucket is on its way
   ChunkFaultCounts faults{};  // since the job's start
   HealCounts heals{};         // likewise
+};
+
+// Since Create; zeros without a clock.
+struct ExchangeTimes {
+  double exchange_seconds = 0;  // a bucket was on its way
+  double wire_seconds = 0;      // something was posted to the transport
 };
 
 class Collective {
@@ -84,6 +92,17 @@ class Collective {
 
   // Whose bits damaged chunks wait for, in words; empty if for nobody's.
   virtual std::string WaitingFor() const = 0;
+
+  virtual ExchangeTimes times() const = 0;
+
+  // From now on other codecs, on all nodes between the same two steps: weights
+  // of the step that was reduced last, gradients of the next one. Nothing is
+  // on its way. Prepares the exchanges of the tensors' buckets anew, in the
+  // same windows. DataLoss if a change does not fit the plan.
+  virtual absl::Status Revise(std::span<const layout::CodecChange> changes) = 0;
+
+  // Tensors whose codec is wider than the policy's.
+  virtual int num_wider(layout::Path path) const = 0;
 
   // Of what this node encoded for `step`, all of whose buckets were reduced or
   // published last: of the metered tensors whose turn it was

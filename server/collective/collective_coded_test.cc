@@ -580,6 +580,113 @@ TEST(CollectiveCodedTest, ErrorsDoNotDependOnCuts) {
   EXPECT_NE(measure(40'000, 16'384, 1, 2), one);
 }
 
+// Other codecs from one step to the next: bits, bytes and errors are those of
+// a job that had them from the start. Nodes change at different times; whoever
+// is early waits.
+TEST(CollectiveCodedTest, CodecsChangeBetweenSteps) {  // I21, I25
+  const std::string base =
+      "weights.codec=int4 gradients.codec=int4 max_relative_error=0.5";
+  for (const uint64_t seed : {1, 2, 3}) {
+    Rig rig({.nodes = 3, .workers = 2, .seed = seed, .exchange = base});
+    rig.CreateAll(Generation(1));
+    const uint64_t bytes = rig.device().private_bytes_in_use();
+    rig.ReduceAll(Step(1));
+    rig.StartPublishAll(Step(1));
+    rig.Settle();
+    std::vector<uint64_t> sent;
+    for (int node = 0; node < 3; ++node) {
+      sent.push_back(rig.collective(node)->byte_counts().payload_sent);
+    }
+    // Every second tensor gets one codec wider, every third all there is.
+    std::vector<layout::CodecChange> changes;
+    std::string wide = base;
+    for (const layout::Path path : layout::kPaths) {
+      for (const TensorId tensor : rig.plan().metered(path)) {
+        const int t = tensor.value();
+        if (t % 2 != 0 && t % 3 != 0) continue;
+        const layout::CodecId to =
+            t % 3 == 0 ? layout::CodecId::kNone : layout::CodecId::kInt8;
+        changes.push_back({path, tensor, to});
+        if (path == layout::Path::kGradients) continue;
+        wide += " override:" + rig.layout().tensor(tensor).name + "=" +
+                std::string(layout::Name(to));
+      }
+    }
+    ASSERT_GT(changes.size(), 4u);
+    const auto revise = [&](int node) {
+      EXPECT_THAT(rig.collective(node)->Revise(changes), base::IsOk());
+      for (const layout::Bucket& bucket : rig.layout().buckets()) {
+        rig.collective(node)->StartReduce(bucket.id, Step(2));
+      }
+    };
+    const size_t reduced = rig.observer(0).reduced.size();
+    revise(0);
+    revise(2);
+    rig.Settle();  // node 1 still has what was before
+    EXPECT_LT(rig.observer(0).reduced.size(),
+              reduced + rig.layout().buckets().size());
+    revise(1);
+    rig.Settle();
+    EXPECT_EQ(rig.observer(0).reduced.size(),
+              reduced + rig.layout().buckets().size());
+    EXPECT_TRUE(SameBits(
+        rig.Means(),
+        WholeTensors(rig.layout(), wide, NoiseGradient(), {3, 2}, 2).means));
+    const std::vector<std::byte> before = rig.weights(0);
+    rig.StartPublishAll(Step(2));
+    rig.Settle();
+    for (int node = 0; node < 3; ++node) {
+      EXPECT_EQ(rig.weights(node), ExpectedWeights(rig, wide, 3, 2, before));
+      // One step by the old formula, one by that of what is in force.
+      const layout::ExchangePlan narrow(*layout::ParsePolicy(base),
+                                        rig.layout());
+      const layout::ExchangePlan other(*layout::ParsePolicy(wide),
+                                       rig.layout());
+      EXPECT_EQ(sent[node],
+                narrow.PerStep(rig.layout(), NodeRank(node)).total());
+      EXPECT_EQ(rig.collective(node)->byte_counts().payload_sent - sent[node],
+                other.PerStep(rig.layout(), NodeRank(node)).total());
+      EXPECT_EQ(rig.plan().PerStep(rig.layout(), NodeRank(node)),
+                other.PerStep(rig.layout(), NodeRank(node)));
+    }
+    EXPECT_EQ(rig.device().private_bytes_in_use(), bytes);
+    EXPECT_TRUE(rig.observer(1).failures.empty());
+  }
+}
+
+// What the next narrower codec would cost is measured beside the one in force.
+TEST(CollectiveCodedTest, TheNarrowerCodecIsTriedOnTheSample) {
+  Rig rig(
+      {.nodes = 2, .exchange = "gradients.codec=int4 max_relative_error=0.5"});
+  rig.CreateAll(Generation(1));
+  rig.ReduceAll(Step(1));
+  const auto narrow = rig.Errors(layout::Path::kGradients, Step(1));
+  EXPECT_EQ(narrow[0].narrower_error2, kernels::ExactSum());
+  const TensorId tensor = rig.plan().metered(layout::Path::kGradients)[0];
+  rig.OnEachNode([&](Collective* collective) {
+    EXPECT_THAT(collective->Revise({{{layout::Path::kGradients, tensor,
+                                      layout::CodecId::kInt8}}}),
+                base::IsOk());
+    EXPECT_EQ(collective->num_wider(layout::Path::kGradients), 1);
+  });
+  rig.ReduceAll(Step(1));
+  const auto wide = rig.Errors(layout::Path::kGradients, Step(1));
+  EXPECT_EQ(wide[0].narrower_error2, narrow[0].error2);
+  EXPECT_LT(wide[0].Relative(), narrow[0].Relative() / 10);
+  EXPECT_EQ(wide[1], narrow[1]);
+}
+
+// I27: what a peer's commit may say.
+TEST(CollectiveCodedTest, CodecsThatDoNotFitThePlanAreRefused) {
+  Rig rig(
+      {.nodes = 2, .exchange = "gradients.codec=int4 max_relative_error=0.5"});
+  rig.CreateAll(Generation(1));
+  EXPECT_THAT(rig.collective(0)->Revise({{{layout::Path::kWeights, TensorId(0),
+                                           layout::CodecId::kInt8}}}),
+              base::StatusIs(absl::StatusCode::kDataLoss, "does not quantize"));
+  rig.ReduceAll(Step(1));  // nothing has changed
+}
+
 TEST(CollectiveCodedTest, TwoRunsOfOneSeedAreTheSame) {  // I25
   uint64_t hashes[2];
   for (uint64_t& hash : hashes) {

@@ -206,7 +206,7 @@ class Rig {
 
   const RigOptions options_;
   const layout::Layout layout_;
-  const layout::ExchangePlan plan_;
+  layout::ExchangePlan plan_;  // of all nodes
   base::SimExecutor world_;
   transport::LinkModel links_;
   transport::InprocNetwork network_;

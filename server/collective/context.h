@@ -18,6 +18,7 @@
 #include "kernels/dtype.h"
 #include "kernels/stochastic.h"
 #include "server/base/ids.h"
+#include "server/collective/busy_time.h"
 #include "server/collective/codec.h"
 #include "server/collective/coded_slice.h"
 #include "server/collective/error_sums.h"
@@ -88,6 +89,12 @@ struct Context {
   // By tensor; empty where the path quantizes nothing.
   std::vector<std::unique_ptr<Codec>> gradient_codecs;
   std::vector<std::unique_ptr<Codec>> weight_codecs;
+  // What is tried beside them (layout::ExchangePlan::NarrowerChoice); null:
+  // nothing.
+  std::vector<std::unique_ptr<Codec>> narrower_gradient_codecs;
+  std::vector<std::unique_ptr<Codec>> narrower_weight_codecs;
+  BusyTime exchanging;  // a bucket is on its way
+  BusyTime on_wire;     // something is posted to the transport
 
   Context(const Parts& the_parts, Generation the_generation,
           OperationObserver* the_observer)
@@ -96,13 +103,25 @@ struct Context {
         tree(the_parts.layout->topology()),
         gate(the_parts.pool),
         threads(the_parts.pool->num_threads()),
-        observer(the_observer) {
+        observer(the_observer),
+        exchanging(the_parts.clock),
+        on_wire(the_parts.clock) {
     for (ThreadPointers& pointers : threads) {
       pointers.sources.resize(parts.gradients.size());
       pointers.sums.resize(tree.ranges().size());
     }
   }
 
+  std::vector<std::unique_ptr<Codec>>& codecs(layout::Path path) {
+    return path == layout::Path::kGradients ? gradient_codecs : weight_codecs;
+  }
+  std::vector<std::unique_ptr<Codec>>& narrower_codecs(layout::Path path) {
+    return path == layout::Path::kGradients ? narrower_gradient_codecs
+                                            : narrower_weight_codecs;
+  }
+  bool may_change_codecs() const {
+    return parts.plan != nullptr && parts.plan->policy().max_relative_error > 0;
+  }
   const layout::Bucket& bucket(BucketId id) const {
     return parts.layout->bucket(id);
   }
@@ -146,17 +165,24 @@ struct Context {
     }
     return run;
   }
+  const Codec* narrower_codec(layout::Path path, TensorId tensor) const {
+    const auto& codecs = path == layout::Path::kGradients
+                             ? narrower_gradient_codecs
+                             : narrower_weight_codecs;
+    return codecs[tensor.value()].get();
+  }
   // The errors of one run on the path, if its tensor's turn is in `step`:
   // `values` are encoded as `run` says, `whole` is what an error is relative
-  // to.
+  // to, `narrower_values` what the next narrower codec would encode.
   void Meter(layout::Path path, const CodedRun& coded, const Run& run,
-             Step step, const float* values, const float* whole,
-             ErrorSums* errors) const {
+             Step step, const float* values, const float* narrower_values,
+             const float* whole, ErrorSums* errors) const {
     *errors = {};
     const TensorId tensor = coded.piece->tensor;
     const layout::MeterWindow window = parts.plan->MeteredIn(path, step);
     const int index = parts.plan->MeteredIndex(path, tensor) - window.first;
     if (index < 0 || index >= window.count) return;
+    const Codec* const narrower = narrower_codec(path, tensor);
     constexpr int64_t kCell = layout::kCellElements;
     const int64_t num_cells =
         (parts.layout->place(tensor).num_elements + kCell - 1) / kCell;
@@ -169,7 +195,8 @@ struct Context {
       const Run cell = {.key = run.key,
                         .first = run.first + begin,
                         .count = std::min(kCell, run.count - begin)};
-      SampleCell(*coded.codec, cell, values + begin, whole + begin, errors);
+      SampleCell(*coded.codec, {narrower, narrower_values + begin}, cell,
+                 values + begin, whole + begin, errors);
     }
   }
   // Adds those of a chunk's runs to their tensors.

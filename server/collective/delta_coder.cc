@@ -98,17 +98,22 @@ class DeltaCoder final : public ChunkCoder {
     const layout::Piece& piece = *coded.piece;
     const float* const master = context_->MasterOf(piece);
     const float* values = master;
-    if (IsDelta(piece)) {
-      float* const delta = context_->threads[thread].scratch.data();
+    const float* delta = master;  // of a tensor that will have a codec again
+    const bool is_narrower_tried =
+        context_->narrower_codec(layout::Path::kWeights, piece.tensor) !=
+        nullptr;
+    if (IsDelta(piece) || is_narrower_tried) {
+      float* const out = context_->threads[thread].scratch.data();
       context_->parts.kernels->subtract(master, context_->WeightsOf(piece),
                                         context_->dtype(piece), piece.size(),
-                                        delta);
-      values = delta;
+                                        out);
+      delta = out;
     }
+    if (IsDelta(piece)) values = delta;
     const Run run = context_->WeightRunOf(coded, step);
     coded.codec->Encode(run, values, slice + coded.offset);
-    context_->Meter(layout::Path::kWeights, coded, run, step, values, master,
-                    errors);
+    context_->Meter(layout::Path::kWeights, coded, run, step, values, delta,
+                    master, errors);
   }
 
   // The chunk's new bits, piece after piece, into the thread's memory; returns

@@ -15,14 +15,16 @@
 namespace ballast::collective {
 
 struct ErrorSums {
-  kernels::ExactSum error2;  // (decoded - value)^2
-  kernels::ExactSum value2;  // of what an error is relative to
-  uint64_t sampled = 0;      // elements
-  uint64_t clipped = 0;      // of them, cut off at the largest code
+  kernels::ExactSum error2;           // (decoded - value)^2
+  kernels::ExactSum value2;           // of what an error is relative to
+  kernels::ExactSum narrower_error2;  // as another codec would have it
+  uint64_t sampled = 0;               // elements
+  uint64_t clipped = 0;               // of them, cut off at the largest code
 
   void Merge(const ErrorSums& other) {
     error2.Merge(other.error2);
     value2.Merge(other.value2);
+    narrower_error2.Merge(other.narrower_error2);
     sampled += other.sampled;
     clipped += other.clipped;
   }
@@ -39,11 +41,19 @@ struct PathErrors {
   std::vector<ErrorSums> tensors;
 };
 
+// What is tried beside the codec in force, of what it would encode (not always
+// the same: a delta instead of a value).
+struct Alternative {
+  const Codec* codec = nullptr;  // null: nothing
+  const float* values = nullptr;
+};
+
 // Adds one cell of the encoding of `values`, beside the magnitude of `whole`
 // (of deltas: what they are the last part of). A cell that is not finite
 // counts as nothing: the step will be skipped.
-void SampleCell(const Codec& codec, const Run& cell, const float* values,
-                const float* whole, ErrorSums* sums);
+void SampleCell(const Codec& codec, const Alternative& narrower,
+                const Run& cell, const float* values, const float* whole,
+                ErrorSums* sums);
 
 }  // namespace ballast::collective
 

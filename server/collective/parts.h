@@ -12,6 +12,7 @@
 #include "absl/time/time.h"
 #include "kernels/exact_sum.h"
 #include "kernels/kernels.h"
+#include "server/base/clock.h"
 #include "server/base/compute_pool.h"
 #include "server/base/executor.h"
 #include "server/base/ids.h"
@@ -81,7 +82,8 @@ struct Parts {
   std::span<float> state_gradient;
   // Null: exact. Needs `master`, of the same elements as the state gradient,
   // if it quantizes weights.
-  const layout::ExchangePlan* plan = nullptr;
+  // Revise changes it; kept from generation to generation.
+  layout::ExchangePlan* plan = nullptr;
   std::span<const float> master = {};
   // Where the plan encodes deltas: of the weights as they are, and kept from
   // generation to generation.
@@ -101,6 +103,7 @@ struct Parts {
   // whether reductions whose parts have so many bytes are added on their way
   // (halving_reducer.h). The same answer on all nodes; null: none.
   std::function<bool(uint64_t part_bytes)> halves = nullptr;
+  const base::Clock* clock = nullptr;  // null: times() stay zero
   CollectiveObserver* observer = nullptr;
 };
 

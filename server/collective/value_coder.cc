@@ -18,7 +18,7 @@ class ValueCoder final : public ChunkCoder {
       const Run run = context_->WeightRunOf(coded, step);
       coded.codec->Encode(run, master, slice + coded.offset);
       context_->Meter(layout::Path::kWeights, coded, run, step, master, master,
-                      &errors[i]);
+                      master, &errors[i]);
       DecodeRun(thread, coded, slice);
     }
     return absl::OkStatus();

@@ -114,6 +114,12 @@ absl::Status JobRuntime::Initialize() {
   engine_parts.workers = this;
   engine_parts.members = this;
   engine_parts.metrics = parts_.metrics.get();
+  if (plan_->quantizes_gradients() || plan_->quantizes_weights()) {
+    engine_parts.exact_bytes =
+        layout::ExchangePlan(layout::ExchangePolicy(), layout)
+            .PerStep(layout, node)
+            .total();
+  }
   if (num_nodes_ > 1) {
     engine_parts.transport_name = parts_.peers->transport_name();
   }
@@ -130,11 +136,14 @@ absl::Status JobRuntime::Initialize() {
   members.incarnation = parts_.incarnation;
   members.optimizer = spec.optimizer;
   members.gradient_clipping = spec.gradient_clipping;
-  if (policy.metered_one_in > 0) {
-    for (const layout::Path path : layout::kPaths) {
-      const std::span<const TensorId> metered = plan_->metered(path);
-      members.metered[static_cast<size_t>(path)].assign(metered.begin(),
-                                                        metered.end());
+  members.budget.max_relative_error = policy.max_relative_error;
+  for (const layout::Path path : layout::kPaths) {
+    if (policy.metered_one_in == 0) break;
+    const auto p = static_cast<size_t>(path);
+    for (const TensorId tensor : plan_->metered(path)) {
+      members.metered[p].push_back(tensor);
+      members.budget.codecs[p].push_back(
+          plan_->policy_codecs(tensor).on(path).codec);
     }
   }
   members.join_timeout = parts_.join_timeout;
@@ -293,6 +302,27 @@ void JobRuntime::StartFirst() {
 
 void JobRuntime::OnCommit(const v1::Commit& commit) {
   engine_->OnCommit(commit);
+  LogCodecChanges(commit);
+}
+
+// A peer's numbers: what the plan would refuse is not named.
+void JobRuntime::LogCodecChanges(const v1::Commit& commit) const {
+  if (parts_.log == nullptr) return;
+  const layout::Layout& layout = parts_.job->layout();
+  for (const v1::CodecChange& change : commit.codec_changes()) {
+    const auto num_tensors = static_cast<int>(layout.tensors().size());
+    if (change.tensor() < 0 || change.tensor() >= num_tensors) continue;
+    parts_.log(absl::StrCat(
+        "codec changed job=", parts_.job->spec().name, " step=", commit.step(),
+        " path=",
+        std::string(layout::Name(static_cast<layout::Path>(change.path()))),
+        " tensor=", layout.tensor(TensorId(change.tensor())).name, " from=",
+        std::string(layout::Name(static_cast<layout::CodecId>(change.from()))),
+        " to=",
+        std::string(layout::Name(static_cast<layout::CodecId>(change.to()))),
+        " relative_error=", change.relative_error(),
+        " max_relative_error=", plan_->policy().max_relative_error));
+  }
 }
 
 void JobRuntime::OnAbort(const v1::Abort& abort) {
@@ -373,6 +403,7 @@ absl::Status JobRuntime::MakeCollective(Generation generation) {
   };
   parts.buckets_in_flight = parts_.buckets_in_flight;
   parts.batch_bytes = parts_.batch_bytes;
+  parts.clock = parts_.clock;
   parts.observer = this;
   ASSIGN_OR_RETURN(collective_,
                    collective::Collective::Create(parts, generation));

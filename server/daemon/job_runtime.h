@@ -160,6 +160,7 @@ class JobRuntime final : public session::JobObserver,
   absl::Status MakeCollective(Generation generation);
   void CancelCollective(absl::AnyInvocable<void() &&> then);
   void StartFirst();
+  void LogCodecChanges(const v1::Commit& commit) const;
   void Fail(const absl::Status& why);
   void FailSoon(const absl::Status& why);
   void BeginStop();

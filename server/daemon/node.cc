@@ -37,8 +37,27 @@ void FillSteps(const engine::JobEngine& engine, v1::GetJobReply* reply) {
   reply->set_weight_chunks_healed(counts.chunks_healed);
 }
 
+// What crosses by another codec than the policy's: a few by name.
+void FillWider(const layout::Layout& layout, const layout::ExchangePlan& plan,
+               layout::Path path, v1::PathQuality* quality) {
+  constexpr int kMaxNamed = 16;
+  quality->set_num_wider(plan.num_wider(path));
+  for (const TensorId tensor : plan.metered(path)) {
+    const layout::CodecId codec = plan.codecs(tensor).on(path).codec;
+    const layout::CodecId policy = plan.policy_codecs(tensor).on(path).codec;
+    if (codec == policy) continue;
+    if (quality->wider_size() == kMaxNamed) return;
+    v1::WiderCodec* const wider = quality->add_wider();
+    wider->set_tensor(layout.tensor(tensor).name);
+    wider->set_codec(std::string(layout::Name(codec)));
+    wider->set_policy_codec(std::string(layout::Name(policy)));
+  }
+}
+
 void FillQuality(const layout::Layout& layout, const JobRuntime& runtime,
                  v1::GetJobReply* reply) {
+  reply->set_max_relative_error(runtime.plan().policy().max_relative_error);
+  reply->set_exact_ratio(runtime.engine().exact_ratio());
   for (const layout::Path path : layout::kPaths) {
     if (runtime.plan().metered(path).empty()) continue;
     const v1::ErrorReport& report = runtime.engine().last_errors(path);
@@ -47,6 +66,7 @@ void FillQuality(const layout::Layout& layout, const JobRuntime& runtime,
     quality->set_relative_error(report.relative_error());
     quality->set_clipped_share(report.clipped_share());
     quality->set_sampled(report.sampled());
+    FillWider(layout, runtime.plan(), path, quality);
     for (const v1::TensorError& error : report.worst()) {
       // A peer's word.
       const auto num_tensors = static_cast<int>(layout.tensors().size());

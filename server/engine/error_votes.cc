@@ -27,10 +27,27 @@ v1::PathErrors ToPathErrors(const collective::PathErrors& errors) {
     v1::TensorErrors* const tensor = proto.add_tensors();
     SetLimbs(sums.error2, tensor->mutable_error2());
     SetLimbs(sums.value2, tensor->mutable_value2());
+    if (sums.narrower_error2 != kernels::ExactSum()) {
+      SetLimbs(sums.narrower_error2, tensor->mutable_narrower_error2());
+    }
     tensor->set_sampled(sums.sampled);
     tensor->set_clipped(sums.clipped);
   }
   return proto;
+}
+
+std::vector<layout::CodecChange> ToCodecChanges(const v1::Commit& commit) {
+  // What is out of range stays so.
+  const auto narrow = [](int value) {
+    return static_cast<uint8_t>(value < 0 || value > 255 ? 255 : value);
+  };
+  std::vector<layout::CodecChange> changes;
+  for (const v1::CodecChange& change : commit.codec_changes()) {
+    changes.push_back({static_cast<layout::Path>(narrow(change.path())),
+                       TensorId(change.tensor()),
+                       static_cast<layout::CodecId>(narrow(change.to()))});
+  }
+  return changes;
 }
 
 }  // namespace ballast::engine

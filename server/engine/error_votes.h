@@ -1,16 +1,22 @@
 // Errors of what was sent between their forms: as a collective measures them,
-// as nodes send them (vote).
+// as nodes send them (vote); and what a budget made of them (commit).
 //
 // Threading: pure functions.
 #ifndef SERVER_ENGINE_ERROR_VOTES_H_
 #define SERVER_ENGINE_ERROR_VOTES_H_
 
+#include <vector>
+
 #include "proto/peer.pb.h"
 #include "server/collective/error_sums.h"
+#include "server/layout/exchange_plan.h"
 
 namespace ballast::engine {
 
 v1::PathErrors ToPathErrors(const collective::PathErrors& errors);
+
+// Not checked yet: the plan refuses what does not fit it.
+std::vector<layout::CodecChange> ToCodecChanges(const v1::Commit& commit);
 
 }  // namespace ballast::engine
 

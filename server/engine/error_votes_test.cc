@@ -40,5 +40,24 @@ TEST(ErrorVotesTest, SumsArriveWholeAndSmall) {
   EXPECT_EQ(ToPathErrors({}).tensors_size(), 0);
 }
 
+TEST(ErrorVotesTest, WhatNoCodecIsStaysNone) {  // I27
+  v1::Commit commit;
+  for (const int path : {1, -1, 256, 1 << 30}) {
+    v1::CodecChange* const change = commit.add_codec_changes();
+    change->set_path(path);
+    change->set_tensor(-5);
+    change->set_to(path);
+  }
+  const auto changes = ToCodecChanges(commit);
+  ASSERT_EQ(changes.size(), 4u);
+  EXPECT_EQ(changes[0].path, layout::Path::kWeights);
+  EXPECT_EQ(changes[0].codec, layout::CodecId::kInt8);
+  EXPECT_EQ(changes[0].tensor, TensorId(-5));
+  for (int i = 1; i < 4; ++i) {
+    EXPECT_EQ(static_cast<int>(changes[i].path), 255);
+    EXPECT_EQ(static_cast<int>(changes[i].codec), 255);
+  }
+}
+
 }  // namespace
 }  // namespace ballast::engine

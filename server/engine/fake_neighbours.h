@@ -3,7 +3,9 @@
 #ifndef SERVER_ENGINE_FAKE_NEIGHBOURS_H_
 #define SERVER_ENGINE_FAKE_NEIGHBOURS_H_
 
+#include <array>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -101,7 +103,23 @@ class FakeCollective final : public collective::Collective {
     return errors;
   }
 
+  collective::ExchangeTimes times() const override { return exchange_times; }
+  absl::Status Revise(std::span<const layout::CodecChange> changes) override {
+    for (const layout::CodecChange& change : changes) {
+      log_->push_back(absl::StrCat("codec ", static_cast<int>(change.codec),
+                                   " for ", change.tensor.value()));
+      ++wider[static_cast<size_t>(change.path)];
+    }
+    return revise_status;
+  }
+  int num_wider(layout::Path path) const override {
+    return wider[static_cast<size_t>(path)];
+  }
+
   collective::ByteCounts bytes;
+  collective::ExchangeTimes exchange_times;
+  absl::Status revise_status;
+  std::array<int, layout::kNumPaths> wider{};
   collective::PublishedState state;
   bool is_metered = false;
 

@@ -11,6 +11,7 @@
 #include "kernels/exact_sum.h"
 #include "server/engine/contributions.h"
 #include "server/engine/error_votes.h"
+#include "server/engine/exact_estimate.h"
 #include "server/engine/group_values.h"
 #include "server/engine/step_clock.h"
 #include "server/engine/step_metrics.h"
@@ -64,6 +65,7 @@ class JobEngineImpl final : public JobEngine {
         contributions_(parts.layout->topology().local_world_size, num_buckets_,
                        parts.layout->topology().FirstRank(parts.node)),
         stages_(num_buckets_),
+        estimate_(parts.exact_bytes),
         metrics_(parts.metrics, parts.transport_name) {
     for (const layout::TensorSpec& tensor : parts.layout->tensors()) {
       if (!tensor.trainable) continue;
@@ -77,6 +79,7 @@ class JobEngineImpl final : public JobEngine {
              collective::Collective* collective) override {
     collective_ = collective;
     bytes_taken_ = {};
+    times_taken_ = {};
     published_version_ = WeightVersion(open_step.value() - 1);
     stages_.assign(num_buckets_, BucketStage::kCollecting);
     metrics_.OnGeneration(generation);
@@ -122,8 +125,16 @@ class JobEngineImpl final : public JobEngine {
     if (!scalars.ok()) return Fail(scalars.status());
     const absl::Status recorded = Record(commit);
     if (!recorded.ok()) return Fail(recorded);
+    StepSummary summary = Summarize(commit);
+    summary.fallbacks = collective_->num_wider(layout::Path::kGradients);
+    // All buckets are reduced here, and those of the step before published:
+    // nothing is on its way.
+    const absl::Status revised = collective_->Revise(ToCodecChanges(commit));
+    if (!revised.ok()) return Fail(revised);
+    summary.fallbacks += collective_->num_wider(layout::Path::kWeights);
+    metrics_.OnCodecChanges(commit, *collective_);
     committed_.emplace(
-        CommittedStep{.summary = Summarize(commit), .clock = open_->clock});
+        CommittedStep{.summary = std::move(summary), .clock = open_->clock});
     committed_->clock.OnCommitted(parts_.clock->Now());
     ++counts_.committed;
     published_errors_.Clear();
@@ -206,6 +217,8 @@ class JobEngineImpl final : public JobEngine {
   const v1::ErrorReport& last_errors(layout::Path path) const override {
     return reports_[static_cast<size_t>(path)];
   }
+
+  double exact_ratio() const override { return estimate_.ratio(); }
 
   std::string WaitingFor(absl::Time now) const override {
     if (!IsOpen() || committed_.has_value() || open_->has_voted) return "";
@@ -363,12 +376,18 @@ class JobEngineImpl final : public JobEngine {
     last_summary_.wire_bytes_received = carried_.wire_received;
     last_summary_.payload_bytes = carried_.payload_sent;
     if (!last_summary_.skipped) {
+      const collective::ExchangeTimes times = collective_->times();
+      estimate_.Add(last_summary_.payload_bytes,
+                    times.wire_seconds - times_taken_.wire_seconds,
+                    times.exchange_seconds - times_taken_.exchange_seconds);
+      times_taken_ = times;
+      metrics_.OnExactRatio(estimate_.ratio());
       published_errors_ = ToPathErrors(
           collective_->Errors(layout::Path::kWeights, last_summary_.step));
     }
     last_summary_.seconds = committed_->clock.seconds();
     last_summary_.stage_seconds = committed_->clock.stage_seconds();
-    last_summary_.fallbacks =
+    last_summary_.fallbacks +=
         static_cast<uint32_t>(std::exchange(carried_heals_, 0));
     carried_ = {};
     published_version_ = last_summary_.weight_version;
@@ -429,6 +448,8 @@ class JobEngineImpl final : public JobEngine {
   collective::ByteCounts bytes_taken_;
   collective::ByteCounts carried_;
   uint64_t carried_heals_ = 0;
+  collective::ExchangeTimes times_taken_;
+  ExactEstimate estimate_;
   WeightVersion published_version_;
   Counts counts_;
   StepSummary last_summary_;

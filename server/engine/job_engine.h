@@ -49,6 +49,9 @@ struct Parts {
   MemberPort* members = nullptr;
   metrics::JobMetrics* metrics = nullptr;      // null: none
   std::string_view transport_name = "inproc";  // metrics label
+  // What this node would send in a step if nothing were quantized; 0: nothing
+  // is.
+  uint64_t exact_bytes = 0;
   // How WaitingFor calls a rank; empty: "rank 2".
   std::function<std::string(LocalRank)> rank_name = nullptr;
 };
@@ -100,6 +103,8 @@ class JobEngine : public optimizer::UpdateObserver,
   virtual bool is_idle() const = 0;  // nothing in flight, no open commit
   virtual Counts counts() const = 0;
   virtual const StepSummary& last_summary() const = 0;
+  // exact_estimate.h; 0 while it is not known.
+  virtual double exact_ratio() const = 0;
   // Of the last step that was not skipped, over all nodes.
   virtual const v1::ErrorReport& last_errors(layout::Path path) const = 0;
   // Whom or what the open step waits for ("rank 2 has not pushed 3 of 12

@@ -629,5 +629,68 @@ TEST_F(JobEngineTest, TheErrorsOfACommitAreThoseOfTheWholeJob) {  // I21, I25
             0.02);
 }
 
+// Between two steps, before anything of either may start (I25).
+TEST_F(JobEngineTest, ACommitChangesCodecsBeforeAnythingElse) {  // I21
+  Make(1);
+  Compute();
+  TakeLog();
+  v1::Commit commit = CommitOf(1);
+  v1::CodecChange* const change = commit.add_codec_changes();
+  change->set_path(1);
+  change->set_tensor(1);
+  change->set_to(0);
+  collective_.wider[0] = 2;  // of the gradients, since an earlier step
+  engine_->OnCommit(commit);
+  const CallLog log = TakeLog();
+  ASSERT_GE(log.size(), 3u);
+  EXPECT_EQ(log[0], "record 1");
+  EXPECT_EQ(log[1], "codec 0 for 1");
+  Updated(0);
+  Published(0);
+  EXPECT_EQ(engine_->last_summary().fallbacks, 3);
+  // Gradients cross by other codecs from the next step on only.
+  collective_.wider = {0, 1};
+  Compute();
+  commit = CommitOf(2);
+  *commit.add_codec_changes() = *change;
+  commit.mutable_codec_changes(0)->set_path(0);
+  engine_->OnCommit(commit);
+  Updated(0);
+  Published(0);
+  EXPECT_EQ(engine_->last_summary().fallbacks, 1);
+}
+
+TEST_F(JobEngineTest, ACodecThatDoesNotFitEndsTheJob) {  // I27
+  Make(1);
+  Compute();
+  collective_.revise_status = absl::DataLossError("of no metered tensor");
+  TakeLog();
+  engine_->OnCommit(CommitOf(1));
+  EXPECT_THAT(TakeLog(), Contains("leave: of no metered tensor"));
+  EXPECT_EQ(engine_->counts().committed, 0);
+}
+
+TEST_F(JobEngineTest, SaysWhetherExactWouldBeFaster) {  // I24
+  Make(1);
+  engine_ = JobEngine::Create({.layout = layout_.get(),
+                               .node = NodeRank(1),
+                               .clock = &clock_,
+                               .state = &state_,
+                               .optimizer = &optimizer_,
+                               .workers = &workers_,
+                               .members = &members_,
+                               .exact_bytes = 800});
+  engine_->Start(Generation(1), Step(1), &collective_);
+  for (int step = 1; step <= 16; ++step) {
+    EXPECT_EQ(engine_->exact_ratio(), 0);
+    Compute();
+    collective_.bytes.payload_sent += 100;
+    collective_.exchange_times.wire_seconds += 0.1;
+    collective_.exchange_times.exchange_seconds += 1;
+    CarryOut(step);
+  }
+  EXPECT_NEAR(engine_->exact_ratio(), 0.8, 1e-12);
+}
+
 }  // namespace
 }  // namespace ballast::engine

@@ -37,6 +37,8 @@ struct StepSummary {
   // By layout::Path: of this step's gradients, of the weights that they were
   // computed from.
   std::array<PathQuality, layout::kNumPaths> quality{};
+  // Tensors that crossed by a wider codec than the policy's: gradients of this
+  // step and weights after it. And chunks of weights that this node healed.
   uint32_t fallbacks = 0;
   uint64_t wire_bytes_sent = 0;
   uint64_t wire_bytes_received = 0;

@@ -43,13 +43,19 @@ StepMetrics::StepMetrics(metrics::JobMetrics* job, std::string_view transport)
         .relative_error =
             job->gauge(Family::kExchangeRelativeError, {layout::Name(path)}),
         .clipped_share =
-            job->gauge(Family::kExchangeClippedShare, {layout::Name(path)})};
+            job->gauge(Family::kExchangeClippedShare, {layout::Name(path)}),
+        .wider = job->gauge(Family::kExchangeCodecsWider, {layout::Name(path)}),
+        .to_wider = job->counter(Family::kExchangeCodecChanges,
+                                 {layout::Name(path), "wider"}),
+        .to_narrower = job->counter(Family::kExchangeCodecChanges,
+                                    {layout::Name(path), "narrower"})};
   }
   heal_sent_ = job->counter(Family::kExchangeHealBytes, {"sent"});
   heal_received_ = job->counter(Family::kExchangeHealBytes, {"received"});
   for (size_t i = 0; i < heals_.size(); ++i) {
     heals_[i] = job->counter(Family::kWeightChunksHealed, {kHealNames[i]});
   }
+  exact_ratio_ = job->gauge(Family::kExchangeExactRatio);
   last_committed_ = job->gauge(Family::kStepLastCommitted);
   last_committed_time_ = job->gauge(Family::kStepLastCommittedTimestamp);
   generation_ = job->gauge(Family::kMembershipGeneration);
@@ -101,6 +107,24 @@ void StepMetrics::OnChunkFaults(const collective::ChunkFaultCounts& counts) {
     faults_[i]->Increment(static_cast<double>(counts[i] - counted_faults_[i]));
   }
   counted_faults_ = counts;
+}
+
+void StepMetrics::OnCodecChanges(const v1::Commit& commit,
+                                 const collective::Collective& collective) {
+  if (job_ == nullptr) return;
+  for (const v1::CodecChange& change : commit.codec_changes()) {
+    PathGauges& path = quality_[change.path()];
+    (change.to() < change.from() ? path.to_wider : path.to_narrower)
+        ->Increment();
+  }
+  for (const layout::Path path : layout::kPaths) {
+    quality_[static_cast<size_t>(path)].wider->Set(collective.num_wider(path));
+  }
+}
+
+void StepMetrics::OnExactRatio(double ratio) {
+  if (job_ == nullptr) return;
+  exact_ratio_->Set(ratio);
 }
 
 void StepMetrics::OnFinished(const StepSummary& summary, uint64_t pushed,

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "proto/peer.pb.h"
 #include "server/base/ids.h"
 #include "server/collective/collective.h"
 #include "server/engine/ports.h"
@@ -33,6 +34,10 @@ class StepMetrics {
   // Since the job's start.
   void OnHeals(const collective::HealCounts& counts);
   void OnChunkFaults(const collective::ChunkFaultCounts& counts);
+  // Of a commit whose changes are in force.
+  void OnCodecChanges(const v1::Commit& commit,
+                      const collective::Collective& collective);
+  void OnExactRatio(double ratio);
   // `pushed`, `published`: bytes of all local ranks' gradients, and of the
   // weights that are visible now.
   void OnFinished(const StepSummary& summary, uint64_t pushed,
@@ -58,7 +63,11 @@ class StepMetrics {
   struct PathGauges {
     metrics::Gauge* relative_error = nullptr;
     metrics::Gauge* clipped_share = nullptr;
+    metrics::Gauge* wider = nullptr;
+    metrics::Counter* to_wider = nullptr;
+    metrics::Counter* to_narrower = nullptr;
   };
+  metrics::Gauge* exact_ratio_ = nullptr;
   std::array<PathGauges, layout::kNumPaths> quality_{};
   metrics::Counter* heal_sent_ = nullptr;
   metrics::Counter* heal_received_ = nullptr;

@@ -1,5 +1,8 @@
 #include "server/layout/exchange_plan.h"
 
+#include <string>
+
+#include "absl/strings/str_cat.h"
 #include "kernels/canonical_tree.h"
 
 namespace ballast::layout {
@@ -33,8 +36,40 @@ ExchangePlan::ExchangePlan(const ExchangePolicy& policy, const Layout& layout)
       if (quantizes) metered_[p].emplace_back(static_cast<int32_t>(i));
     }
   }
+  policy_codecs_ = codecs_;
   quantizes_weights_ = !metered(Path::kWeights).empty();
   quantizes_gradients_ = !metered(Path::kGradients).empty();
+}
+
+absl::Status ExchangePlan::Apply(const CodecChange& change) {
+  const auto path = static_cast<size_t>(change.path);
+  const int index = change.tensor.value();
+  if (path >= kNumPaths || index < 0 ||
+      index >= static_cast<int>(codecs_.size()) ||
+      MeteredIndex(change.path, change.tensor) < 0) {
+    return absl::DataLossError(
+        absl::StrCat("another codec for tensor ", index, " on path ", path,
+                     ", which the policy does not quantize there"));
+  }
+  const CodecChoice& policy = policy_codecs_[index].on(change.path);
+  if (change.codec > policy.codec) {
+    return absl::DataLossError(absl::StrCat(
+        "codec ", static_cast<int>(change.codec), " for tensor ", index,
+        " is narrower than the policy's, ", std::string(Name(policy.codec))));
+  }
+  CodecChoice& choice = codecs_[index].on(change.path);
+  if (choice.codec != policy.codec) --num_wider_[path];
+  choice = policy.With(change.codec);
+  if (choice.codec != policy.codec) ++num_wider_[path];
+  return absl::OkStatus();
+}
+
+std::optional<CodecChoice> ExchangePlan::NarrowerChoice(Path path,
+                                                        TensorId tensor) const {
+  const CodecChoice& choice = codecs(tensor).on(path);
+  const CodecChoice& policy = policy_codecs(tensor).on(path);
+  if (choice.codec == policy.codec) return std::nullopt;
+  return policy.With(Narrower(choice.codec));
 }
 
 MeterWindow ExchangePlan::MeteredIn(Path path, Step step) const {

@@ -10,15 +10,17 @@
 // whole cells (or ends with its tensor), so cuts add no byte to codes and
 // scales. Alignment and headers are not payload.
 //
-// Threading: immutable; thread-safe.
+// Threading: thread-compatible; changed by Apply only.
 #ifndef SERVER_LAYOUT_EXCHANGE_PLAN_H_
 #define SERVER_LAYOUT_EXCHANGE_PLAN_H_
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "kernels/dtype.h"
 #include "server/base/ids.h"
 #include "server/layout/layout.h"
@@ -35,13 +37,36 @@ struct PayloadBytes {
   bool operator==(const PayloadBytes&) const = default;
 };
 
+// From now on, another codec for one tensor on one path.
+struct CodecChange {
+  Path path = Path::kGradients;
+  TensorId tensor;
+  CodecId codec = CodecId::kNone;
+};
+
 class ExchangePlan {
  public:
   ExchangePlan(const ExchangePolicy& policy, const Layout& layout);
 
   const ExchangePolicy& policy() const { return policy_; }
+  // In force.
   const TensorCodecs& codecs(TensorId tensor) const {
     return codecs_[tensor.value()];
+  }
+  // As the policy has them; an error budget may have made them wider.
+  const TensorCodecs& policy_codecs(TensorId tensor) const {
+    return policy_codecs_[tensor.value()];
+  }
+
+  // DataLoss, and nothing changed, if the change is of no metered tensor or to
+  // a codec that is narrower than the policy's. What was made wider keeps its
+  // path: a tensor with codec none rides along as it is.
+  absl::Status Apply(const CodecChange& change);
+  // Of a tensor that was made wider, what the next narrower codec is.
+  std::optional<CodecChoice> NarrowerChoice(Path path, TensorId tensor) const;
+  // Tensors that were made wider on the path.
+  int num_wider(Path path) const {
+    return num_wider_[static_cast<size_t>(path)];
   }
 
   // Whether any tensor that crosses between nodes is quantized on the path.
@@ -77,7 +102,9 @@ class ExchangePlan {
 
  private:
   const ExchangePolicy policy_;
+  std::vector<TensorCodecs> policy_codecs_;
   std::vector<TensorCodecs> codecs_;
+  std::array<int, kNumPaths> num_wider_{};
   std::array<std::vector<TensorId>, kNumPaths> metered_;
   std::array<std::vector<int>, kNumPaths> metered_index_;  // by tensor
   bool quantizes_weights_ = false;

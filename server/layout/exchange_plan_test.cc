@@ -5,6 +5,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/dtype.h"
+#include "server/base/status_matchers.h"
 
 namespace ballast::layout {
 namespace {
@@ -114,6 +115,52 @@ TEST(ExchangePlanTest, WhatIsQuantizedIsMetered) {  // I21
                   .empty());
   const ExchangePlan blind(*ParsePolicy("zeropp metering.one_in=0"), layout);
   EXPECT_EQ(blind.MeteredIn(Path::kWeights, Step(5)).count, 0);
+}
+
+TEST(ExchangePlanTest, TheFormulaFollowsTheCodecsInForce) {  // I21
+  const Layout layout = Make(2, 3, 4 << 20);
+  ExchangePlan plan(*ParsePolicy("zeropp"), layout);
+  const uint64_t before = plan.Model(layout).gradients;
+  const auto change = [&](CodecId codec) {
+    return plan.Apply({Path::kGradients, TensorId(1), codec});
+  };
+  EXPECT_FALSE(plan.NarrowerChoice(Path::kGradients, TensorId(1)).has_value());
+  ASSERT_THAT(change(CodecId::kInt8), base::IsOk());
+  EXPECT_EQ(plan.Model(layout).gradients - before, 100'003 - 50'002);
+  EXPECT_EQ(plan.num_wider(Path::kGradients), 1);
+  EXPECT_EQ(plan.num_wider(Path::kWeights), 0);
+  EXPECT_EQ(plan.NarrowerChoice(Path::kGradients, TensorId(1)),
+            plan.policy_codecs(TensorId(1)).gradients);
+  ASSERT_THAT(change(CodecId::kNone), base::IsOk());
+  EXPECT_EQ(plan.NarrowerChoice(Path::kGradients, TensorId(1))->codec,
+            CodecId::kInt8);
+  // All of them wide: still one sum per node, not those of subtrees.
+  ASSERT_THAT(plan.Apply({Path::kGradients, TensorId(0), CodecId::kNone}),
+              base::IsOk());
+  EXPECT_TRUE(plan.quantizes_gradients());
+  EXPECT_EQ(plan.PerStep(layout, NodeRank(0)).gradients +
+                plan.PerStep(layout, NodeRank(1)).gradients,
+            4 * static_cast<uint64_t>(layout.trainable_elements()));
+  EXPECT_EQ(plan.num_wider(Path::kGradients), 2);
+  ASSERT_THAT(change(CodecId::kInt4), base::IsOk());
+  EXPECT_EQ(plan.num_wider(Path::kGradients), 1);
+}
+
+TEST(ExchangePlanTest, AChangeThatNoBudgetMakesIsRefused) {  // I27
+  const Layout layout = Make(2, 1, 4 << 20);
+  ExchangePlan plan(*ParsePolicy("zeropp"), layout);
+  const CodecChange bad[] = {
+      {Path::kGradients, TensorId(-1), CodecId::kInt8},
+      {Path::kGradients, TensorId(6), CodecId::kInt8},
+      {Path::kGradients, TensorId(3), CodecId::kInt8},  // opted out
+      {static_cast<Path>(2), TensorId(1), CodecId::kInt8},
+      {Path::kGradients, TensorId(1), CodecId::kInt2},
+      {Path::kGradients, TensorId(1), static_cast<CodecId>(77)}};
+  for (const CodecChange& change : bad) {
+    EXPECT_THAT(plan.Apply(change),
+                base::StatusIs(absl::StatusCode::kDataLoss, "codec"));
+  }
+  EXPECT_EQ(plan.num_wider(Path::kGradients), 0);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "server/layout/policy.h"
 
 #include <algorithm>
+#include <bit>
 #include <charconv>
 #include <optional>
 #include <system_error>
@@ -88,7 +89,6 @@ constexpr FixedKey kFixedKeys[] = {
     {"secondary_partition", "node",
      "which comes with gathered weights; use node"},
     {"partition_nodes", "all", "which comes with partition groups; use all"},
-    {"max_relative_error", "null", "which comes with error budgets; use null"},
     {"strict", "true",
      "but a policy that cannot be honoured is refused; use true"},
 };
@@ -147,6 +147,18 @@ absl::Status SetOneIn(std::string_view key, std::string_view value,
   return absl::OkStatus();
 }
 
+absl::Status SetBudget(std::string_view key, std::string_view value,
+                       ExchangePolicy* policy) {
+  constexpr std::string_view kRule =
+      "use null, or an error between 0 and 1, as in 0.1";
+  policy->max_relative_error = 0;
+  if (value == "null") return absl::OkStatus();
+  RETURN_IF_ERROR(ParseNumber(key, value, kRule, &policy->max_relative_error));
+  const bool fits =
+      policy->max_relative_error > 0 && policy->max_relative_error < 1;
+  return fits ? absl::OkStatus() : Refuse(key, value, kRule);
+}
+
 absl::Status AddOverride(std::string_view pattern, std::string_view value,
                          ExchangePolicy* policy) {
   const std::string key = absl::StrCat("override:", std::string(pattern));
@@ -183,6 +195,7 @@ absl::Status SetKey(std::string_view key, std::string_view value,
       key == "gradients.rounding") {
     return SetGradientKey(key, value, &policy->gradients.block);
   }
+  if (key == "max_relative_error") return SetBudget(key, value, policy);
   if (key == "metering.one_in") return SetOneIn(key, value, policy);
   if (key == "seed") {
     return ParseNumber(key, value, "use a number of 64 bits", &policy->seed);
@@ -247,6 +260,22 @@ absl::Status CheckWhole(const ExchangePolicy& policy, const Words& keys) {
     return Refuse("weights.codec", "int2",
                   "which needs weights.mode=delta; use int8 or int4");
   }
+  if (policy.max_relative_error > 0) {
+    const std::string budget = absl::StrCat(policy.max_relative_error);
+    if (policy.metered_one_in == 0) {
+      return Refuse("max_relative_error", budget,
+                    "which needs measured errors; leave out metering.one_in=0");
+    }
+    const bool quantizes =
+        policy.weights.quantizes() || policy.gradients.quantizes() ||
+        std::ranges::any_of(policy.overrides, [](const CodecOverride& one) {
+          return one.codec != CodecId::kNone;
+        });
+    if (!quantizes) {
+      return Refuse("max_relative_error", budget,
+                    "but no codec has an error; use null, or a codec");
+    }
+  }
   constexpr std::string_view kResync = "weights.resync_every_steps";
   if (!is_delta && std::ranges::find(keys, kResync) != keys.end()) {
     return Refuse(kResync, absl::StrCat(policy.resync_every_steps),
@@ -268,6 +297,12 @@ std::string_view Name(CodecId codec) {
     if (row.id == codec) return row.name;
   }
   return "unknown";
+}
+
+CodecChoice CodecChoice::With(CodecId other) const {
+  CodecChoice choice = *this;
+  Set(other, &choice);
+  return choice;
 }
 
 absl::StatusOr<ExchangePolicy> ParsePolicy(std::string_view text) {
@@ -315,6 +350,10 @@ std::string PolicyDigest(const ExchangePolicy& policy) {
   }
   if (policy.metered_one_in != kDefaultMeteredOneIn) {
     digest.Add("metering 1").Add(policy.metered_one_in);
+  }
+  if (policy.max_relative_error > 0) {
+    digest.Add("error budget 1")
+        .Add(std::bit_cast<int64_t>(policy.max_relative_error));
   }
   digest.Add(policy.opt_out_elements);
   digest.Add(static_cast<int64_t>(policy.seed));

@@ -5,6 +5,7 @@
 //   zeropp
 //   zeropp gradients.hadamard=32 override:*.norm.*=none
 //   delta4 weights.resync_every_steps=500 metering.one_in=8
+//   zeropp max_relative_error=0.1
 //   weights.codec=int8 weights.block=256 gradients.codec=int4
 //
 // Words are separated by spaces. The first may be a preset; the others set
@@ -34,6 +35,15 @@ enum class WeightMode : uint8_t { kValue, kDelta };
 
 std::string_view Name(CodecId codec);
 
+// The next one with more bits, with fewer: int2, int4, int8, none. Not of the
+// last one.
+constexpr CodecId Wider(CodecId codec) {
+  return static_cast<CodecId>(static_cast<int>(codec) - 1);
+}
+constexpr CodecId Narrower(CodecId codec) {
+  return static_cast<CodecId>(static_cast<int>(codec) + 1);
+}
+
 // One path of one tensor. `block` counts for block codecs only; its bits are
 // the codec's.
 struct CodecChoice {
@@ -41,6 +51,8 @@ struct CodecChoice {
   kernels::CodecSpec block;
 
   bool quantizes() const { return codec != CodecId::kNone; }
+  // The same with another codec.
+  CodecChoice With(CodecId other) const;
   bool operator==(const CodecChoice&) const = default;
 };
 
@@ -73,6 +85,9 @@ struct ExchangePolicy {
   // Of how many cells one is compared with what was meant (metering.h); 0:
   // none, and no error is known.
   int64_t metered_one_in = kDefaultMeteredOneIn;
+  // Of a tensor on a path, as measured; beyond it the tensor gets a wider codec
+  // with the next step (membership/error_budget.h). 0: none.
+  double max_relative_error = 0;
   std::vector<CodecOverride> overrides;
 
   bool operator==(const ExchangePolicy&) const = default;

@@ -64,6 +64,8 @@ TEST(PolicyTest, EachKeyChangesThePolicyAndItsDigest) {
                                "zeropp gradients.range=clip16",
                                "zeropp gradients.rounding=stochastic",
                                "zeropp seed=18446744073709551615",
+                               "zeropp max_relative_error=0.1",
+                               "zeropp max_relative_error=0.2",
                                "zeropp metering.one_in=0",
                                "zeropp metering.one_in=1",
                                "zeropp override:*.bias=none",
@@ -122,7 +124,12 @@ TEST(PolicyTest, RefusesWithKeyValueAndRemedy) {  // I21
       {"gradients.error_feedback=true", "residual state"},
       {"secondary_partition=none", "gathered weights"},
       {"partition_nodes=2", "partition groups"},
-      {"max_relative_error=0.1", "error budgets"},
+      {"max_relative_error=0.1", "but no codec has an error"},
+      {"zeropp max_relative_error=0", "max_relative_error is \"0\", use null"},
+      {"zeropp max_relative_error=1", "between 0 and 1"},
+      {"zeropp max_relative_error=nan", "between 0 and 1"},
+      {"zeropp max_relative_error=ten", "between 0 and 1"},
+      {"zeropp max_relative_error=0.1 metering.one_in=0", "measured errors"},
       {"strict=false", "use true"},
       {"metering.one_in=-1", "or 0 to measure none"},
       {"metering.one_in=1048577", "1 to 1048576"},
@@ -189,6 +196,21 @@ TEST(PolicyTest, Patterns) {
   for (const auto& [pattern, name, matches] : cases) {
     EXPECT_EQ(MatchesPattern(pattern, name), matches) << pattern << " " << name;
   }
+}
+
+TEST(PolicyTest, CodecsFormALadder) {
+  EXPECT_EQ(Wider(CodecId::kInt2), CodecId::kInt4);
+  EXPECT_EQ(Wider(CodecId::kInt4), CodecId::kInt8);
+  EXPECT_EQ(Wider(CodecId::kInt8), CodecId::kNone);
+  for (const CodecId id : {CodecId::kNone, CodecId::kInt8, CodecId::kInt4}) {
+    EXPECT_EQ(Wider(Narrower(id)), id);
+  }
+  const CodecChoice int4 = ParsePolicy("delta4")->gradients;
+  const CodecChoice int8 = int4.With(CodecId::kInt8);
+  EXPECT_EQ(int8.block.bits, 8);
+  EXPECT_EQ(int8.block.hadamard, int4.block.hadamard);
+  EXPECT_EQ(int8.With(CodecId::kInt4), int4);
+  EXPECT_FALSE(int4.With(CodecId::kNone).quantizes());
 }
 
 }  // namespace

@@ -239,12 +239,18 @@ class Decider {
         .optimizer_step = state_.optimizer_step,
         .local_world_size = state_.nodes[0].join->local_world_size(),
         .metered = &options_.metered};
-    std::variant<v1::Commit, v1::Abort> what = DecideStep(rules, votes);
+    StepErrors errors;
+    std::variant<v1::Commit, v1::Abort> what =
+        DecideStep(rules, votes, &errors);
     v1::PeerFrame outcome;
     outcome.set_generation(state_.generation.value());
     std::string why = "all nodes voted yes";
     if (auto* commit = std::get_if<v1::Commit>(&what)) {
       if (commit->skipped()) why = "a gradient is not finite";
+      for (v1::CodecChange& change : DecideBudget(
+               options_.budget, options_.metered, errors, &state_.budget)) {
+        *commit->add_codec_changes() = std::move(change);
+      }
       state_.optimizer_step = commit->optimizer_step();
       state_.open_step = state_.open_step.next();
       *outcome.mutable_commit() = std::move(*commit);
@@ -332,6 +338,7 @@ CoordinatorState InitialCoordinatorState(const CoordinatorOptions& options,
                                          int64_t optimizer_step) {
   CoordinatorState state;
   state.optimizer_step = optimizer_step;
+  state.budget = InitialBudgetState(options.budget);
   state.nodes.resize(options.num_nodes);
   return state;
 }

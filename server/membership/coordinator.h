@@ -34,6 +34,7 @@
 #include "proto/peer.pb.h"
 #include "server/base/ids.h"
 #include "server/membership/action.h"
+#include "server/membership/error_budget.h"
 #include "server/membership/error_report.h"
 
 namespace ballast::membership {
@@ -45,6 +46,7 @@ struct CoordinatorOptions {
   kernels::OptimizerKind optimizer = kernels::OptimizerKind::kSgd;
   double gradient_clipping = 0;
   MeteredTensors metered = {};  // empty: no error is measured
+  BudgetRules budget = {};      // of the metered tensors
   absl::Duration join_timeout = absl::InfiniteDuration();
   absl::Duration vote_timeout = absl::InfiniteDuration();
   absl::Duration peer_timeout = absl::InfiniteDuration();
@@ -65,6 +67,7 @@ struct CoordinatorState {
   Step open_step;
   int heal_round = 0;  // of the open step
   int64_t optimizer_step = 0;
+  BudgetState budget;
   std::vector<NodeState> nodes;
   absl::Time deadline = absl::InfiniteFuture();  // of gathering, or of votes
   absl::Time since = absl::InfinitePast();       // first join or vote

@@ -406,5 +406,59 @@ TEST_F(CoordinatorTest, AnyOrderOfVotesGivesTheSameOutcome) {  // I9
   } while (std::next_permutation(order.begin(), order.end()));
 }
 
+// The same changes in what is recorded, told, and told again; the next step is
+// judged by what is in force then.
+TEST_F(CoordinatorTest, ABudgetsChangesAreInTheCommit) {
+  Make(2);
+  options_.metered[0] = {TensorId(9)};
+  options_.budget.max_relative_error = 0.1;
+  options_.budget.codecs[0] = {layout::CodecId::kInt4};
+  state_ = InitialCoordinatorState(options_, 0);
+  Join(0);
+  Join(1);
+  const auto vote = [&](int from, int64_t step) {
+    v1::PeerFrame frame;
+    frame.set_generation(1);
+    frame.mutable_vote()->set_step(step);
+    const kernels::ExactSum zero;
+    for (uint64_t limb : zero.limbs()) {
+      frame.mutable_vote()->add_norm2_limbs(limb);
+    }
+    frame.mutable_vote()->add_groups()->set_lr(1);
+    v1::TensorErrors* const errors =
+        frame.mutable_vote()->mutable_gradient_errors()->add_tensors();
+    errors->mutable_error2()->set_first(16);
+    errors->mutable_error2()->add_limbs(1);
+    errors->mutable_value2()->set_first(16);
+    errors->mutable_value2()->add_limbs(4);
+    errors->set_sampled(10);
+    return Send(from, frame);
+  };
+  const layout::CodecId expected[] = {layout::CodecId::kInt8,
+                                      layout::CodecId::kNone};
+  for (int64_t step = 1; step <= 2; ++step) {
+    vote(1, step);
+    const Actions actions = vote(0, step);
+    ASSERT_EQ(actions.size(), 2u);
+    for (const Action& action : actions) {
+      const v1::Commit& commit = action.frame.commit();
+      ASSERT_EQ(commit.codec_changes_size(), 1);
+      EXPECT_EQ(commit.codec_changes(0).tensor(), 9);
+      EXPECT_EQ(commit.codec_changes(0).to(),
+                static_cast<int>(expected[step - 1]));
+      EXPECT_EQ(commit.codec_changes(0).relative_error(), 0.5);
+    }
+    // Whoever did not hear it hears the same, and no budget is charged twice.
+    const Actions again = vote(1, step);
+    ASSERT_EQ(again.size(), 1u);
+    EXPECT_EQ(again[0].frame.commit().SerializeAsString(),
+              actions[0].frame.commit().SerializeAsString());
+  }
+  // There is no wider one.
+  vote(0, 3);
+  const Actions last = vote(1, 3);
+  EXPECT_EQ(last.back().frame.commit().codec_changes_size(), 0);
+}
+
 }  // namespace
 }  // namespace ballast::membership

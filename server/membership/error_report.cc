@@ -62,6 +62,7 @@ absl::Status AddVote(size_t node, Path path, const layout::MeterWindow& window,
     TensorErrorSum& sum = (*sums)[i];
     if (!AddLimbs(errors.error2(), &sum.error2) ||
         !AddLimbs(errors.value2(), &sum.value2) ||
+        !AddLimbs(errors.narrower_error2(), &sum.narrower_error2) ||
         errors.clipped() > errors.sampled() ||
         errors.sampled() > uint64_t{1} << 40) {
       return Malformed(node, path, absl::StrCat("sums of tensor ", i));
@@ -75,6 +76,9 @@ absl::Status AddVote(size_t node, Path path, const layout::MeterWindow& window,
 }  // namespace
 
 double TensorErrorSum::Relative() const { return RelativeOf(error2, value2); }
+double TensorErrorSum::NarrowerRelative() const {
+  return RelativeOf(narrower_error2, value2);
+}
 
 absl::StatusOr<StepErrors> SumErrors(const MeteredTensors& metered,
                                      std::span<const v1::Vote* const> votes) {

@@ -25,10 +25,12 @@ struct TensorErrorSum {
   int index = 0;  // among the metered tensors of the path
   kernels::ExactSum error2;
   kernels::ExactSum value2;
+  kernels::ExactSum narrower_error2;  // by the next narrower codec, if tried
   uint64_t sampled = 0;
   uint64_t clipped = 0;
 
   double Relative() const;  // L2; 0 if there is no value
+  double NarrowerRelative() const;
 };
 
 using StepErrors = std::array<std::vector<TensorErrorSum>, layout::kNumPaths>;

@@ -124,7 +124,7 @@ TEST(ErrorReportTest, OfManyTensorsThoseWhoseTurnItIs) {
 
 // I27: whatever a node sends, it is refused or a sum.
 TEST(ErrorReportTest, HostileVotesAreRefusedByName) {
-  std::vector<v1::Vote> bad(6, VoteOf({Errors(1, 4), Errors(1, 4)}));
+  std::vector<v1::Vote> bad(7, VoteOf({Errors(1, 4), Errors(1, 4)}));
   const auto first = [](v1::Vote& vote) {
     return vote.mutable_gradient_errors()->mutable_tensors(0);
   };
@@ -134,6 +134,7 @@ TEST(ErrorReportTest, HostileVotesAreRefusedByName) {
   first(bad[3])->set_clipped(11);
   first(bad[4])->set_sampled(~uint64_t{0});
   bad[5].mutable_gradient_errors()->add_tensors();
+  first(bad[6])->mutable_narrower_error2()->set_first(35);
   for (size_t i = 0; i < bad.size(); ++i) {
     EXPECT_THAT(
         Sum(kTwo, {VoteOf({Errors(1, 4), Errors(1, 4)}), bad[i]}).status(),

@@ -29,6 +29,7 @@ class MembershipImpl final : public Membership {
                                 .optimizer = parts.optimizer,
                                 .gradient_clipping = parts.gradient_clipping,
                                 .metered = parts.metered,
+                                .budget = parts.budget,
                                 .join_timeout = parts.join_timeout,
                                 .vote_timeout = parts.vote_timeout,
                                 .peer_timeout = parts.peer_timeout},

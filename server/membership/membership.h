@@ -29,6 +29,7 @@
 #include "server/base/clock.h"
 #include "server/base/executor.h"
 #include "server/base/ids.h"
+#include "server/membership/error_budget.h"
 #include "server/membership/error_report.h"
 #include "server/membership/outcome_log.h"
 
@@ -64,6 +65,7 @@ struct Parts {
   double gradient_clipping = 0;  // 0: off
   int64_t optimizer_step = 0;    // at start; carried on by the coordinator
   MeteredTensors metered = {};   // whose errors the votes carry
+  BudgetRules budget = {};       // of the same tensors
   absl::Duration join_timeout = absl::InfiniteDuration();
   // Infinite: a slow worker only delays.
   absl::Duration vote_timeout = absl::InfiniteDuration();

@@ -4,6 +4,7 @@
 #include <limits>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -126,7 +127,8 @@ absl::Status CheckSameWeights(std::span<const v1::Vote* const> votes) {
 }
 
 std::variant<v1::Commit, v1::Abort> DecideStep(
-    const StepRules& rules, std::span<const v1::Vote* const> votes) {
+    const StepRules& rules, std::span<const v1::Vote* const> votes,
+    StepErrors* errors) {
   const v1::Vote& first = *votes.front();
   for (const v1::Vote* vote : votes) {
     if (vote->refusal_code() == 0) continue;
@@ -152,8 +154,9 @@ std::variant<v1::Commit, v1::Abort> DecideStep(
   }
   v1::Commit commit = MakeCommit(rules, first, skipped, norm2);
   if (skipped || rules.metered == nullptr) return commit;
-  const absl::StatusOr<StepErrors> errors = SumErrors(*rules.metered, votes);
-  if (!errors.ok()) return AbortOf(first, errors.status());
+  absl::StatusOr<StepErrors> sums = SumErrors(*rules.metered, votes);
+  if (!sums.ok()) return AbortOf(first, sums.status());
+  *errors = *std::move(sums);
   for (const layout::Path path : layout::kPaths) {
     const auto p = static_cast<size_t>(path);
     if ((*rules.metered)[p].empty()) continue;

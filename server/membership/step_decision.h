@@ -26,10 +26,13 @@ struct StepRules {
 // differ. `votes` by node rank, at least one.
 absl::Status CheckSameWeights(std::span<const v1::Vote* const> votes);
 
-// An abort without its next_generation if a vote refuses, is malformed, or if
-// two nodes hand over different values. `votes` by node rank, at least one.
+// `errors`: of a commit that is not skipped, what all nodes measured (empty
+// where nothing is). An abort without its next_generation if a vote refuses, is
+// malformed, or if two nodes hand over different values. `votes` by node rank,
+// at least one.
 std::variant<v1::Commit, v1::Abort> DecideStep(
-    const StepRules& rules, std::span<const v1::Vote* const> votes);
+    const StepRules& rules, std::span<const v1::Vote* const> votes,
+    StepErrors* errors);
 
 }  // namespace ballast::membership
 

@@ -35,7 +35,8 @@ StepRules Rules(double clipping = 0) {
 v1::Commit CommitOf(const StepRules& rules, std::vector<v1::Vote> votes) {
   std::vector<const v1::Vote*> pointers;
   for (const v1::Vote& vote : votes) pointers.push_back(&vote);
-  const auto what = DecideStep(rules, pointers);
+  StepErrors errors;
+  const auto what = DecideStep(rules, pointers, &errors);
   EXPECT_TRUE(std::holds_alternative<v1::Commit>(what));
   return std::get<v1::Commit>(what);
 }
@@ -43,7 +44,8 @@ v1::Commit CommitOf(const StepRules& rules, std::vector<v1::Vote> votes) {
 v1::Abort AbortOf(std::vector<v1::Vote> votes) {
   std::vector<const v1::Vote*> pointers;
   for (const v1::Vote& vote : votes) pointers.push_back(&vote);
-  const auto what = DecideStep(Rules(), pointers);
+  StepErrors errors;
+  const auto what = DecideStep(Rules(), pointers, &errors);
   EXPECT_TRUE(std::holds_alternative<v1::Abort>(what));
   return std::get<v1::Abort>(what);
 }
@@ -200,7 +202,8 @@ TEST(DecideStepTest, ACommitTellsTheErrorOfWhatWasSent) {  // I21
   // A node that measures something else cannot take part.
   const v1::Vote silent = VoteWith(1);
   const std::vector<const v1::Vote*> votes = {&vote, &silent};
-  const auto what = DecideStep(rules, votes);
+  StepErrors sums;
+  const auto what = DecideStep(rules, votes, &sums);
   ASSERT_TRUE(std::holds_alternative<v1::Abort>(what));
   EXPECT_THAT(std::get<v1::Abort>(what).text(), HasSubstr("node 1 has errors"));
 }

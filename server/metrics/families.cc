@@ -140,6 +140,28 @@ const std::vector<FamilyInfo>& Table() {
        .kind = Kind::kGauge,
        .is_per_job = true,
        .labels = {{"path", {"gradients", "weights"}}}},
+      {.family = Family::kExchangeCodecsWider,
+       .name = "ballast_exchange_codecs_wider",
+       .help = "Tensors that cross by a wider codec than the policy's, because "
+               "their error was beyond max_relative_error.",
+       .kind = Kind::kGauge,
+       .is_per_job = true,
+       .labels = {{"path", {"gradients", "weights"}}}},
+      {.family = Family::kExchangeCodecChanges,
+       .name = "ballast_exchange_codec_changes_total",
+       .help = "Changes of a tensor's codec by an error budget.",
+       .kind = Kind::kCounter,
+       .is_per_job = true,
+       .labels = {{"path", {"gradients", "weights"}},
+                  {"to", {"wider", "narrower"}}}},
+      {.family = Family::kExchangeExactRatio,
+       .name = "ballast_exchange_exact_ratio",
+       .help = "How long the same steps would take between nodes without "
+               "quantization, as a part of what they took, estimated over the "
+               "last 16 steps; below 1, exact is faster on this link. 0: not "
+               "known, or nothing is quantized.",
+       .kind = Kind::kGauge,
+       .is_per_job = true},
       {.family = Family::kPeers,
        .name = "ballast_peers",
        .help = "Other nodes of the job by the state of the link to them.",

@@ -262,12 +262,15 @@ void Cluster::OnVersion(WorkerId id, int64_t version, uint64_t hash,
           id.rank, version, record->step, record->skipped, record->grad_norm,
           reference_.GradNorm(version)));
     }
-    if (record->relative_error != reference_.RelativeError(version)) {
+    if (record->relative_error != reference_.RelativeError(version) ||
+        record->fallbacks < reference_.Fallbacks(version) ||
+        (result_.heals == 0 &&  // they count too, on the node that healed
+         record->fallbacks != reference_.Fallbacks(version))) {
       OnViolation(absl::StrFormat(
           "I21: rank %d, the record of step %d says a relative error of %.17g "
-          "instead of %.17g",
-          id.rank, version, record->relative_error,
-          reference_.RelativeError(version)));
+          "and %d fallbacks instead of %.17g and %d",
+          id.rank, version, record->relative_error, record->fallbacks,
+          reference_.RelativeError(version), reference_.Fallbacks(version)));
     }
   }
   const int node = id.rank / scenario_.workers;

@@ -4,48 +4,78 @@
 #include <cmath>
 
 namespace ballast::sim {
+namespace {
+
+constexpr size_t kCell = 2048;
+constexpr int kCalmSteps = 100;
+
+double Error2(const ErrorModel::Sent& sent, size_t begin, size_t end) {
+  double error2 = 0;
+  for (size_t i = begin; i < end; ++i) {
+    const double error = double{sent.arrives[i]} - double{sent.meant[i]};
+    error2 += error * error;
+  }
+  return error2;
+}
+
+}  // namespace
+
+double ErrorModel::Sums::Relative(const kernels::ExactSum& error) const {
+  const double value = value2.ToDouble();
+  return value > 0 ? std::sqrt(error.ToDouble() / value) : 0;
+}
 
 void ErrorModel::Add(layout::Path path, int tensor, int64_t step,
-                     std::span<const float> meant,
-                     std::span<const float> arrives,
+                     const Sent& sent, const Sent& narrower,
                      std::span<const float> whole) {
-  constexpr size_t kCell = 2048;
-  const size_t num_cells = (meant.size() + kCell - 1) / kCell;
+  const size_t num_cells = (whole.size() + kCell - 1) / kCell;
   if (one_in_ == 0 || num_cells == 0) return;
   Sums& sums = sums_[static_cast<size_t>(path)][tensor];
+  sums.is_narrower_known = !narrower.arrives.empty();
   const size_t period = std::min<size_t>(one_in_, num_cells);
   for (size_t cell = step % period; cell < num_cells; cell += period) {
-    const size_t end = std::min(meant.size(), (cell + 1) * kCell);
-    double error2 = 0;
+    const size_t begin = cell * kCell;
+    const size_t end = std::min(whole.size(), begin + kCell);
     double value2 = 0;
-    for (size_t i = cell * kCell; i < end; ++i) {
-      const double error = double{arrives[i]} - double{meant[i]};
-      error2 += error * error;
-      value2 += double{whole[i]} * double{whole[i]};
-    }
-    if (!std::isfinite(error2) || !std::isfinite(value2)) continue;
+    for (size_t i = begin; i < end; ++i) value2 += double{whole[i]} * whole[i];
+    const double error2 = Error2(sent, begin, end);
+    const double narrower2 =
+        sums.is_narrower_known ? Error2(narrower, begin, end) : 0;
+    if (!std::isfinite(error2 + value2 + narrower2)) continue;
     sums.error2.Add(error2);
     sums.value2.Add(value2);
+    sums.narrower2.Add(narrower2);
   }
 }
 
-double ErrorModel::Close(bool is_skipped) {
-  double worst = 0;
+ErrorModel::Outcome ErrorModel::Close(bool is_skipped) {
+  Outcome outcome;
   for (const layout::Path path : layout::kPaths) {
-    if (!is_skipped) worst = std::max(worst, Relative(path));
-    sums_[static_cast<size_t>(path)].clear();
+    auto& tensors = sums_[static_cast<size_t>(path)];
+    Sums whole;
+    for (const auto& [tensor, sums] : tensors) {
+      if (is_skipped) break;
+      whole.error2.Merge(sums.error2);
+      whole.value2.Merge(sums.value2);
+      const std::pair key(path, tensor);
+      if (budget_ == 0) continue;
+      if (sums.Relative(sums.error2) > budget_) {
+        calm_[key] = 0;
+        outcome.wider[key] = 1;
+      } else if (sums.is_narrower_known &&
+                 sums.Relative(sums.narrower2) <= budget_ / 2) {
+        if (++calm_[key] < kCalmSteps) continue;
+        calm_[key] = 0;
+        outcome.wider[key] = -1;
+      } else {
+        calm_[key] = 0;
+      }
+    }
+    outcome.relative_error =
+        std::max(outcome.relative_error, whole.Relative(whole.error2));
+    tensors.clear();
   }
-  return worst;
-}
-
-double ErrorModel::Relative(layout::Path path) const {
-  Sums whole;
-  for (const auto& [tensor, sums] : sums_[static_cast<size_t>(path)]) {
-    whole.error2.Merge(sums.error2);
-    whole.value2.Merge(sums.value2);
-  }
-  const double value2 = whole.value2.ToDouble();
-  return value2 > 0 ? std::sqrt(whole.error2.ToDouble() / value2) : 0;
+  return outcome;
 }
 
 }  // namespace ballast::sim

@@ -9,36 +9,51 @@
 #include <cstdint>
 #include <map>
 #include <span>
+#include <utility>
 
 #include "kernels/exact_sum.h"
 #include "server/layout/metering.h"
+#include "server/layout/policy.h"
 
 namespace ballast::sim {
 
 class ErrorModel {
  public:
-  // 0: nothing is measured.
-  explicit ErrorModel(int64_t one_in) : one_in_(one_in) {}
+  explicit ErrorModel(const layout::ExchangePolicy& policy)
+      : one_in_(policy.metered_one_in), budget_(policy.max_relative_error) {}
 
-  // One encoding of a whole tensor in `step`: what was meant, what arrives,
-  // and what its error is relative to.
-  void Add(layout::Path path, int tensor, int64_t step,
-           std::span<const float> meant, std::span<const float> arrives,
-           std::span<const float> whole);
+  // One encoding of a whole tensor in `step`: what was meant and what arrives.
+  struct Sent {
+    std::span<const float> meant;
+    std::span<const float> arrives;
+  };
+  // `narrower`: what one codec narrower would have sent, if it is allowed;
+  // `whole`: what errors are relative to.
+  void Add(layout::Path path, int tensor, int64_t step, const Sent& sent,
+           const Sent& narrower, std::span<const float> whole);
 
   // What the step's record says: of the gradients since the last call, and of
-  // the weights that were published before them; the worse.
-  double Close(bool is_skipped);
+  // the weights that were published before them; the worse. And by how many
+  // codecs each tensor gets wider (-1: narrower) from now on.
+  struct Outcome {
+    double relative_error = 0;
+    std::map<std::pair<layout::Path, int>, int> wider;
+  };
+  Outcome Close(bool is_skipped);
 
  private:
   struct Sums {
     kernels::ExactSum error2;
     kernels::ExactSum value2;
+    kernels::ExactSum narrower2;
+    bool is_narrower_known = false;
+
+    double Relative(const kernels::ExactSum& error) const;
   };
 
-  double Relative(layout::Path path) const;
-
   const int64_t one_in_;
+  const double budget_;  // 0: none
+  std::map<std::pair<layout::Path, int>, int> calm_;
   std::array<std::map<int, Sums>, layout::kNumPaths> sums_;  // by tensor
 };
 

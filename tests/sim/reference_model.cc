@@ -15,7 +15,7 @@ namespace ballast::sim {
 ReferenceModel::ReferenceModel(const Scenario& scenario)
     : scenario_(scenario),
       policy_(*layout::ParsePolicy(scenario.exchange)),
-      errors_(policy_.metered_one_in) {
+      errors_(policy_) {
   for (const layout::TensorSpec& spec : scenario.tensors) {
     TensorState tensor;
     tensor.spec = spec;
@@ -30,6 +30,7 @@ ReferenceModel::ReferenceModel(const Scenario& scenario)
     tensor.index = static_cast<int>(tensors_.size());
     if (scenario.nodes > 1 && spec.trainable) {  // alone, nothing is sent
       tensor.codecs = layout::CodecsOf(policy_, spec.name, tensor.size);
+      tensor.policy_codecs = tensor.codecs;
       codes_gradients_ |=
           tensor.size > 0 && tensor.codecs.gradients.quantizes();
     }
@@ -70,6 +71,11 @@ double ReferenceModel::RelativeError(int64_t step) {
   return outcomes_[step].relative_error;
 }
 
+uint32_t ReferenceModel::Fallbacks(int64_t step) {
+  WeightsHash(step);
+  return outcomes_[step].fallbacks;
+}
+
 void ReferenceModel::ThereAndBack(const TensorState& tensor,
                                   const layout::CodecChoice& choice,
                                   int64_t step, int hop,
@@ -83,6 +89,52 @@ void ReferenceModel::ThereAndBack(const TensorState& tensor,
                               bytes.data());
   kernels::Reference().decode(choice.block, count, bytes.data(),
                               values->data());
+}
+
+std::vector<float> ReferenceModel::Narrower(const TensorState& tensor,
+                                            layout::Path path, int64_t step,
+                                            int hop,
+                                            std::vector<float> values) const {
+  const layout::CodecChoice& choice = tensor.codecs.on(path);
+  const layout::CodecChoice& policy = tensor.policy_codecs.on(path);
+  if (choice == policy) return {};
+  ThereAndBack(tensor, policy.With(layout::Narrower(choice.codec)), step, hop,
+               &values);
+  return values;
+}
+
+void ReferenceModel::PublishWeights(TensorState* tensor, int64_t step,
+                                    std::span<const std::byte> before) {
+  const kernels::Kernels& k = kernels::Reference();
+  if (!tensor->policy_codecs.weights.quantizes()) return;
+  const bool is_delta = policy_.weight_mode == layout::WeightMode::kDelta;
+  std::vector<float> shown(tensor->size);
+  std::vector<float> meant = tensor->master;
+  if (is_delta) {
+    k.reference(before.data(), tensor->spec.dtype, tensor->size, shown.data());
+    for (size_t i = 0; i < shown.size(); ++i) meant[i] -= shown[i];
+  }
+  const int hop = scenario_.nodes;
+  const std::vector<float> narrower =
+      Narrower(*tensor, layout::Path::kWeights, step, hop, meant);
+  std::vector<float> arrives = meant;
+  if (tensor->codecs.weights.quantizes()) {
+    ThereAndBack(*tensor, tensor->codecs.weights, step, hop, &arrives);
+    std::vector<float> published = arrives;
+    for (size_t i = 0; i < shown.size(); ++i) {
+      if (is_delta) published[i] += shown[i];
+    }
+    k.cast(published.data(), tensor->spec.dtype, tensor->size,
+           tensor->weights.data());
+    errors_.Add(layout::Path::kWeights, tensor->index, step, {meant, arrives},
+                {meant, narrower}, tensor->master);
+    return;
+  }
+  // As they are: the step has cast them.
+  k.widen(tensor->weights.data(), tensor->spec.dtype, tensor->size,
+          arrives.data());
+  errors_.Add(layout::Path::kWeights, tensor->index, step,
+              {tensor->master, arrives}, {meant, narrower}, tensor->master);
 }
 
 std::vector<float> ReferenceModel::Sum(const TensorState& tensor, int64_t step,
@@ -113,9 +165,11 @@ std::vector<float> ReferenceModel::MeanGradient(const TensorState& tensor,
           Sum(tensor, step, node * scenario_.workers, scenario_.workers);
       const std::vector<float> meant = sum;
       ThereAndBack(tensor, tensor.codecs.gradients, step, node, &sum);
-      if (tensor.codecs.gradients.quantizes()) {
-        errors_.Add(layout::Path::kGradients, tensor.index, step, meant, sum,
-                    meant);
+      if (tensor.policy_codecs.gradients.quantizes()) {
+        const std::vector<float> narrower =
+            Narrower(tensor, layout::Path::kGradients, step, node, meant);
+        errors_.Add(layout::Path::kGradients, tensor.index, step, {meant, sum},
+                    {meant, narrower}, meant);
       }
       if (node == 0) mean.assign(sum.size(), 0.0f);
       for (size_t i = 0; i < sum.size(); ++i) {
@@ -127,6 +181,28 @@ std::vector<float> ReferenceModel::MeanGradient(const TensorState& tensor,
   *is_finite = std::all_of(mean.begin(), mean.end(),
                            [](float x) { return std::isfinite(x); });
   return mean;
+}
+
+void ReferenceModel::CloseErrors(Outcome* outcome) {
+  const auto count = [&](layout::Path path) {
+    for (const TensorState& tensor : tensors_) {
+      const bool is_wider =
+          tensor.codecs.on(path) != tensor.policy_codecs.on(path);
+      outcome->fallbacks += is_wider ? 1 : 0;
+    }
+  };
+  count(layout::Path::kGradients);
+  const ErrorModel::Outcome errors = errors_.Close(outcome->skipped);
+  outcome->relative_error = errors.relative_error;
+  for (const auto& [key, wider] : errors.wider) {
+    TensorState& tensor = tensors_[key.second];
+    layout::CodecChoice& choice = tensor.codecs.on(key.first);
+    const int codec = static_cast<int>(choice.codec) - wider;
+    if (codec < 0) continue;  // there is no wider one
+    choice = tensor.policy_codecs.on(key.first).With(
+        static_cast<layout::CodecId>(codec));
+  }
+  count(layout::Path::kWeights);
 }
 
 void ReferenceModel::Step() {
@@ -151,7 +227,7 @@ void ReferenceModel::Step() {
       norm2.Add(k.cell_norm(means[t].data() + i, count).norm2);
     }
   }
-  outcome.relative_error = errors_.Close(outcome.skipped);
+  CloseErrors(&outcome);
   if (!outcome.skipped) {
     ++optimizer_step_;
     outcome.norm = std::sqrt(norm2.ToDouble());
@@ -170,20 +246,7 @@ void ReferenceModel::Step() {
                        has_m ? tensor.m.data() : nullptr,
                        is_sgd ? nullptr : tensor.v.data(), tensor.spec.dtype,
                        tensor.weights.data());
-      if (!tensor.codecs.weights.quantizes()) continue;
-      std::vector<float> published = tensor.master;
-      const bool is_delta = policy_.weight_mode == layout::WeightMode::kDelta;
-      std::vector<float> shown(is_delta ? tensor.size : 0);
-      k.reference(before.data(), tensor.spec.dtype, shown.size(), shown.data());
-      for (size_t i = 0; i < shown.size(); ++i) published[i] -= shown[i];
-      const std::vector<float> meant = published;
-      ThereAndBack(tensor, tensor.codecs.weights, step, scenario_.nodes,
-                   &published);
-      errors_.Add(layout::Path::kWeights, tensor.index, step, meant, published,
-                  tensor.master);
-      for (size_t i = 0; i < shown.size(); ++i) published[i] += shown[i];
-      k.cast(published.data(), tensor.spec.dtype, tensor.size,
-             tensor.weights.data());
+      PublishWeights(&tensor, step, before);
     }
   }
   Keep(std::move(outcome));

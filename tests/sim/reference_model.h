@@ -30,11 +30,13 @@ class ReferenceModel {
   bool WasSkipped(int64_t step);
   double GradNorm(int64_t step);
   double RelativeError(int64_t step);
+  uint32_t Fallbacks(int64_t step);
 
  private:
   struct TensorState {
     layout::TensorSpec spec;
-    layout::TensorCodecs codecs;
+    layout::TensorCodecs policy_codecs;
+    layout::TensorCodecs codecs;  // in force
     int index = 0;
     int64_t size = 0;
     std::vector<std::byte> weights;
@@ -46,12 +48,21 @@ class ReferenceModel {
     bool skipped = false;
     double norm = 0;
     double relative_error = 0;
+    uint32_t fallbacks = 0;
   };
 
   // `hop`: the nodes, in order, then the weights.
   void ThereAndBack(const TensorState& tensor,
                     const layout::CodecChoice& choice, int64_t step, int hop,
                     std::vector<float>* values) const;
+  // `values` as one codec narrower than the one in force has them; empty if
+  // the policy allows none.
+  std::vector<float> Narrower(const TensorState& tensor, layout::Path path,
+                              int64_t step, int hop,
+                              std::vector<float> values) const;
+  void PublishWeights(TensorState* tensor, int64_t step,
+                      std::span<const std::byte> before);
+  void CloseErrors(Outcome* outcome);
   std::vector<float> Sum(const TensorState& tensor, int64_t step,
                          int first_rank, int num_ranks) const;
   std::vector<float> MeanGradient(const TensorState& tensor, int64_t step,
