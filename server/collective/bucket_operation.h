@@ -18,6 +18,10 @@ class BucketOperation {
   // Adds those of what this node encoded for the last finished step, whose
   // window `sum` has; nothing if nothing is quantized.
   virtual void AddErrors(PathErrors* sum) const = 0;
+
+  // Of what this node's gradients left over in the last step; 0 without error
+  // feedback.
+  virtual double residual_norm2() const = 0;
 };
 
 }  // namespace ballast::collective

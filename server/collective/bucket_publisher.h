@@ -27,6 +27,7 @@ class BucketPublisher final : public BucketOperation {
 
   BatchPipeline* pipeline() override { return &pipeline_; }
   void AddErrors(PathErrors*) const override {}
+  double residual_norm2() const override { return 0; }
 
  private:
   BucketPublisher(Context* context, BucketId bucket);

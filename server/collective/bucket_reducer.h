@@ -41,6 +41,7 @@ class BucketReducer final : public BucketOperation {
 
   BatchPipeline* pipeline() override { return &pipeline_; }
   void AddErrors(PathErrors*) const override {}
+  double residual_norm2() const override { return 0; }
 
  private:
   BucketReducer(Context* context, BucketId bucket, std::span<float> window);

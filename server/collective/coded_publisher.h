@@ -47,6 +47,7 @@ class CodedPublisher final : public BucketOperation {
 
   BatchPipeline* pipeline() override { return &pipeline_; }
   void AddErrors(PathErrors* sum) const override;
+  double residual_norm2() const override { return 0; }
 
  private:
   CodedPublisher(Context* context, const ChunkCoder* coder, BucketId bucket,

@@ -1,9 +1,13 @@
 #include "server/collective/coded_reducer.h"
 
+#include <algorithm>
+#include <array>
 #include <utility>
 
 #include "kernels/canonical_tree.h"
+#include "kernels/dtype.h"
 #include "server/base/status_macros.h"
+#include "server/optimizer/residuals.h"
 
 namespace ballast::collective {
 
@@ -45,6 +49,7 @@ CodedReducer::CodedReducer(Context* context, BucketId bucket,
     slices_.push_back(PlanSlice(shard, context->gradient_codecs));
     contributions_.push_back(take(slices_.back().bytes));
     errors_.emplace_back();
+    residual_norms2_.emplace_back(slices_.back().chunks.size());
     for (const CodedChunk& chunk : slices_.back().chunks) {
       errors_.back().emplace_back(chunk.runs.size());
     }
@@ -97,7 +102,8 @@ std::vector<BatchPipeline::Work> CodedReducer::EncodeTasks(size_t batch) {
     for (size_t i = cut.first_chunk; i < cut.end_chunk; ++i) {
       tasks.push_back({[this, owner, i](int thread) {
         EncodeChunk(thread, slices_[owner].chunks[i].runs,
-                    contributions_[owner], errors_[owner][i]);
+                    contributions_[owner], errors_[owner][i],
+                    &residual_norms2_[owner][i]);
         return absl::OkStatus();
       }});
     }
@@ -135,7 +141,9 @@ void CodedReducer::AddErrors(PathErrors* sum) const {
 }
 
 void CodedReducer::EncodeChunk(int thread, std::span<const CodedRun> runs,
-                               std::byte* slice, std::span<ErrorSums> errors) {
+                               std::byte* slice, std::span<ErrorSums> errors,
+                               double* residual_norm2) {
+  *residual_norm2 = 0;
   const Parts& parts = context_->parts;
   ThreadPointers& pointers = context_->threads[thread];
   float* const sum = pointers.scratch.data();
@@ -150,10 +158,50 @@ void CodedReducer::EncodeChunk(int thread, std::span<const CodedRun> runs,
     // Each node's contribution is another encoding of the element's gradient.
     const Run run =
         context_->RunOf(coded, pipeline_.step(), parts.node.value());
-    coded.codec->Encode(run, sum, slice + coded.offset);
+    if (context_->feeds_back(piece.tensor)) {
+      *residual_norm2 +=
+          EncodeWithResidual(coded, run, sum, slice + coded.offset);
+    } else {
+      coded.codec->Encode(run, sum, slice + coded.offset);
+    }
     context_->Meter(layout::Path::kGradients, coded, run, pipeline_.step(), sum,
                     sum, sum, &errors[r]);
   }
+}
+
+// kernels/FORMAT.md 10. One run stays in the cache meanwhile.
+double CodedReducer::EncodeWithResidual(const CodedRun& coded, const Run& run,
+                                        float* sum, std::byte* out) {
+  const kernels::Kernels& kernels = *context_->parts.kernels;
+  optimizer::Residuals& residuals = *context_->parts.residuals;
+  const int read =
+      optimizer::Residuals::VersionAt(context_->parts.optimizer_step);
+  const int64_t offset =
+      residuals.OffsetOf(bucket_.id) + coded.piece->bucket_offset;
+  const float* const before = residuals.version(read).data() + offset;
+  float* const after = residuals.version(1 - read).data() + offset;
+  const std::array<const void*, 2> terms = {sum, before};
+  kernels.tree_sum(kernels::DType::kFloat32, terms, run.count, sum);
+  coded.codec->Encode(run, sum, out);
+  coded.codec->Decode(run.count, out, after);
+  double norm2 = 0;
+  for (int64_t begin = 0; begin < run.count; begin += layout::kCellElements) {
+    const int64_t count = std::min(layout::kCellElements, run.count - begin);
+    alignas(64) std::array<float, layout::kCellElements> left;
+    kernels.subtract(sum + begin, after + begin, kernels::DType::kFloat32,
+                     count, left.data());
+    std::copy_n(left.data(), count, after + begin);
+    norm2 += kernels.cell_norm(left.data(), count).norm2;
+  }
+  return norm2;
+}
+
+double CodedReducer::residual_norm2() const {
+  double norm2 = 0;
+  for (const std::vector<double>& of_owner : residual_norms2_) {
+    for (const double of_chunk : of_owner) norm2 += of_chunk;
+  }
+  return norm2;
 }
 
 void CodedReducer::FinishChunk(std::span<const CodedRun> runs,

@@ -2,6 +2,7 @@
 // Batch by batch (batch_cut.h):
 //
 //   each chunk of each owner: tree sum over the local ranks, fp32
+//                             (+ residual, with error feedback)
 //                             -> encoded into that owner's slice
 //   exchange                  to each owner its slice, from each peer ours
 //   each own chunk:           decode node 0's, add node 1's, … in node order,
@@ -47,6 +48,7 @@ class CodedReducer final : public BucketOperation {
 
   BatchPipeline* pipeline() override { return &pipeline_; }
   void AddErrors(PathErrors* sum) const override;
+  double residual_norm2() const override;
 
  private:
   CodedReducer(Context* context, BucketId bucket, std::span<std::byte> window);
@@ -56,9 +58,12 @@ class CodedReducer final : public BucketOperation {
   std::vector<BatchPipeline::Work> FinishTasks(size_t batch);
   void Report();
 
-  // On pool threads.
+  // On pool threads. `residual_norm2` is added to.
   void EncodeChunk(int thread, std::span<const CodedRun> runs, std::byte* slice,
-                   std::span<ErrorSums> errors);
+                   std::span<ErrorSums> errors, double* residual_norm2);
+  // sum + residual in place of the sum; what is left over goes beside it.
+  double EncodeWithResidual(const CodedRun& coded, const Run& run, float* sum,
+                            std::byte* out);
   void FinishChunk(std::span<const CodedRun> runs, Reduced* reduced);
 
   Context* const context_;
@@ -69,7 +74,8 @@ class CodedReducer final : public BucketOperation {
   std::vector<std::byte*> own_slices_;     // of the own slice: by contributor
   // By owner, by chunk, by run.
   std::vector<std::vector<std::vector<ErrorSums>>> errors_;
-  std::vector<Reduced> finish_results_;  // by own chunk
+  std::vector<std::vector<double>> residual_norms2_;  // by owner, by chunk
+  std::vector<Reduced> finish_results_;               // by own chunk
   BatchPipeline pipeline_;
 };
 

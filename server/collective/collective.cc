@@ -1,6 +1,7 @@
 #include "server/collective/collective.h"
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <optional>
 #include <set>
@@ -71,6 +72,10 @@ absl::Status CheckParts(const Parts& parts) {
   }
   if (parts.pulls != nullptr && parts.executor == nullptr) {
     return absl::InvalidArgumentError("pulls, and no executor");
+  }
+  if (parts.plan != nullptr && parts.plan->feeds_back() &&
+      parts.residuals == nullptr) {
+    return absl::InvalidArgumentError("error feedback, and no residuals");
   }
   if (parts.buckets_in_flight < 1 || parts.batch_bytes < 1) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -211,6 +216,17 @@ class HierarchicalCollective final : public Collective,
     return {
         .exchange_seconds = absl::ToDoubleSeconds(context_.exchanging.total()),
         .wire_seconds = absl::ToDoubleSeconds(context_.on_wire.total())};
+  }
+
+  void OnCommitted(int64_t optimizer_step) override {
+    context_.parts.optimizer_step = optimizer_step;
+  }
+  double ResidualNorm() const override {
+    double norm2 = 0;
+    for (const auto& reducer : reducers_) {
+      if (reducer != nullptr) norm2 += reducer->residual_norm2();
+    }
+    return std::sqrt(norm2);
   }
 
   int num_wider(layout::Path path) const override {
@@ -530,7 +546,7 @@ class HierarchicalCollective final : public Collective,
   Operations resyncs_;  // delta mode only
   Broadcast broadcast_;
   ByteCounts of_replaced_;  // operations that Revise made anew
-  absl::Status failure_;  // of a Start call, on its way to the observer
+  absl::Status failure_;    // of a Start call, on its way to the observer
   EmptyTask compared_;
   EmptyTask fail_;
   uint64_t num_resynced_ = 0;          // chunks, when it was last looked at

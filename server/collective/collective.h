@@ -101,6 +101,13 @@ class Collective {
   // same windows. DataLoss if a change does not fit the plan.
   virtual absl::Status Revise(std::span<const layout::CodecChange> changes) = 0;
 
+  // The step that was reduced last is committed, so many updates are applied:
+  // what its gradients left over counts if there is one more, and is dropped
+  // otherwise. Nothing is being reduced.
+  virtual void OnCommitted(int64_t optimizer_step) = 0;
+  // L2, of what this node's gradients of the last step left over.
+  virtual double ResidualNorm() const = 0;
+
   // Tensors whose codec is wider than the policy's.
   virtual int num_wider(layout::Path path) const = 0;
 

@@ -181,6 +181,12 @@ void Rig::MakeNode(int rank) {
       node.process.get());
   node.state_gradient.assign(layout_.state_elements(NodeRank(rank)), kNan);
   node.master.assign(layout_.state_elements(NodeRank(rank)), kNan);
+  if (plan_.feeds_back()) {
+    auto residuals =
+        optimizer::Residuals::Create(&device_, layout_, NodeRank(rank));
+    ASSERT_THAT(residuals, base::IsOk());
+    node.residuals = *std::move(residuals);
+  }
   std::vector<std::vector<float>> masters;
   for (const layout::TensorPlace& place : layout_.places()) {
     masters.push_back(
@@ -228,6 +234,8 @@ Parts Rig::PartsOf(int rank) {
           .executor = node.process.get(),
           .pull_timeout = options_.pull_timeout,
           .log = [&node](const std::string& line) { node.log.push_back(line); },
+          .residuals = node.residuals.get(),
+          .optimizer_step = optimizer_step_,
           .buckets_in_flight = options_.buckets_in_flight,
           .batch_bytes = options_.batch_bytes,
           .halves = [halves = options_.halves](uint64_t) { return halves; },

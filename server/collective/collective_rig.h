@@ -22,6 +22,7 @@
 #include "server/device/host/host_device.h"
 #include "server/layout/exchange_plan.h"
 #include "server/layout/layout.h"
+#include "server/optimizer/residuals.h"
 #include "server/transport/inproc/inproc_peer_link.h"
 #include "server/transport/inproc/inproc_transport.h"
 #include "server/transport/inproc/link_model.h"
@@ -153,6 +154,12 @@ class Rig {
   std::vector<float>& master(int node) { return nodes_[node].master; }
   // Of weights as they are when the first collectives are made.
   PublishedChunks& published(int node) { return *nodes_[node].published; }
+  // Null without error feedback.
+  optimizer::Residuals* residuals(int node) {
+    return nodes_[node].residuals.get();
+  }
+  // Updates applied so far, for collectives made from now on.
+  void SetOptimizerStep(int64_t step) { optimizer_step_ = step; }
   const layout::ExchangePlan& plan() const { return plan_; }
   std::vector<float>& state_gradient(int node) {
     return nodes_[node].state_gradient;
@@ -196,6 +203,7 @@ class Rig {
     std::vector<float> master;  // of "noise", its padding poisoned
     std::unique_ptr<PublishedChunks> published;
     std::vector<std::string> log;
+    std::unique_ptr<optimizer::Residuals> residuals;
     RecordingObserver observer;
     std::unique_ptr<Collective> collective;
   };
@@ -212,6 +220,7 @@ class Rig {
   transport::InprocNetwork network_;
   transport::InprocPeerNetwork frames_;
   PoisonedDevice device_;
+  int64_t optimizer_step_ = 0;
   std::vector<Node> nodes_;
 };
 

@@ -122,6 +122,10 @@ struct Context {
   bool may_change_codecs() const {
     return parts.plan != nullptr && parts.plan->policy().max_relative_error > 0;
   }
+  bool feeds_back(TensorId tensor) const {
+    return parts.plan->feeds_back() &&
+           parts.plan->MeteredIndex(layout::Path::kGradients, tensor) >= 0;
+  }
   const layout::Bucket& bucket(BucketId id) const {
     return parts.layout->bucket(id);
   }

@@ -52,6 +52,7 @@ class HalvingReducer final : public BucketOperation {
 
   BatchPipeline* pipeline() override { return &pipeline_; }
   void AddErrors(PathErrors*) const override {}
+  double residual_norm2() const override { return 0; }
 
  private:
   // A run of the owners in bit-reversed order, and where their sums lie in

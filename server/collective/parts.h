@@ -19,6 +19,7 @@
 #include "server/device/device.h"
 #include "server/layout/exchange_plan.h"
 #include "server/layout/layout.h"
+#include "server/optimizer/residuals.h"
 #include "server/transport/pulls.h"
 #include "server/transport/transport.h"
 
@@ -94,6 +95,10 @@ struct Parts {
   base::Executor* executor = nullptr;
   absl::Duration pull_timeout = absl::InfiniteDuration();
   std::function<void(const std::string&)> log = nullptr;  // a line per heal
+  // Where the plan feeds errors back, kept from generation to generation; and
+  // the updates applied so far, which say what of them counts.
+  optimizer::Residuals* residuals = nullptr;
+  int64_t optimizer_step = 0;
   int buckets_in_flight = 8;
   // What a batch of a bucket takes at least, if the bucket has as much; the
   // same on every node. A message's header is 112 bytes, and a part costs

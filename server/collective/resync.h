@@ -39,6 +39,7 @@ class Resync final : public BucketOperation {
 
   BatchPipeline* pipeline() override { return &pipeline_; }
   void AddErrors(PathErrors*) const override {}
+  double residual_norm2() const override { return 0; }
 
  private:
   Resync(Context* context, BucketId bucket);

@@ -91,6 +91,10 @@ absl::Status JobRuntime::Initialize() {
   if (plan_->codes_deltas()) {
     published_ = std::make_unique<collective::PublishedChunks>(&layout);
   }
+  if (plan_->feeds_back()) {
+    ASSIGN_OR_RETURN(residuals_,
+                     optimizer::Residuals::Create(parts_.device, layout, node));
+  }
   ASSIGN_OR_RETURN(state_, optimizer::ShardState::Create(
                                parts_.device, layout, node, spec.optimizer,
                                AnyMomentum(spec.groups)));
@@ -401,6 +405,8 @@ absl::Status JobRuntime::MakeCollective(Generation generation) {
   parts.log = [this](const std::string& what) {
     heals_.Log(absl::StrCat("job ", parts_.job->spec().name, ": ", what));
   };
+  parts.residuals = residuals_.get();
+  parts.optimizer_step = state_->scalars().optimizer_step;
   parts.buckets_in_flight = parts_.buckets_in_flight;
   parts.batch_bytes = parts_.batch_bytes;
   parts.clock = parts_.clock;

@@ -43,6 +43,7 @@
 #include "server/membership/membership.h"
 #include "server/metrics/metrics.h"
 #include "server/optimizer/optimizer.h"
+#include "server/optimizer/residuals.h"
 #include "server/optimizer/shard_state.h"
 #include "server/session/local_job.h"
 #include "server/session/session.h"
@@ -104,6 +105,8 @@ class JobRuntime final : public session::JobObserver,
   // delta mode.
   std::span<std::byte> weights() const { return parts_.job->weights(); }
   collective::PublishedChunks* published() const { return published_.get(); }
+  // Null without error feedback.
+  optimizer::Residuals* residuals() const { return residuals_.get(); }
   Generation generation() const { return membership_->generation(); }
   absl::Time last_progress() const { return last_progress_; }
   // Null with one node.
@@ -173,6 +176,7 @@ class JobRuntime final : public session::JobObserver,
   // Null but in delta mode.
   std::unique_ptr<collective::PublishedChunks> published_;
   std::unique_ptr<optimizer::ShardState> state_;
+  std::unique_ptr<optimizer::Residuals> residuals_;  // with error feedback
   std::unique_ptr<optimizer::Optimizer> optimizer_;
   std::unique_ptr<engine::JobEngine> engine_;
   std::unique_ptr<membership::Membership> membership_;

@@ -176,6 +176,9 @@ v1::JobSummary Node::Summarize(const session::LocalJob& job) const {
   uint64_t bytes = job.segment_bytes();
   if (runtime != nullptr) {
     bytes += runtime->state().size_bytes();
+    if (runtime->residuals() != nullptr) {
+      bytes += runtime->residuals()->size_bytes();
+    }
     summary.set_generation(runtime->generation().value());
     summary.set_open_step(runtime->engine().open_step().value());
     summary.set_weight_version(runtime->engine().weight_version().value());

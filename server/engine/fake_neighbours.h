@@ -112,6 +112,10 @@ class FakeCollective final : public collective::Collective {
     }
     return revise_status;
   }
+  void OnCommitted(int64_t optimizer_step) override {
+    optimizer_steps.push_back(optimizer_step);
+  }
+  double ResidualNorm() const override { return 0; }
   int num_wider(layout::Path path) const override {
     return wider[static_cast<size_t>(path)];
   }
@@ -119,6 +123,7 @@ class FakeCollective final : public collective::Collective {
   collective::ByteCounts bytes;
   collective::ExchangeTimes exchange_times;
   absl::Status revise_status;
+  std::vector<int64_t> optimizer_steps;
   std::array<int, layout::kNumPaths> wider{};
   collective::PublishedState state;
   bool is_metered = false;

@@ -132,6 +132,8 @@ class JobEngineImpl final : public JobEngine {
     const absl::Status revised = collective_->Revise(ToCodecChanges(commit));
     if (!revised.ok()) return Fail(revised);
     summary.fallbacks += collective_->num_wider(layout::Path::kWeights);
+    metrics_.OnResidualNorm(collective_->ResidualNorm());
+    collective_->OnCommitted(commit.optimizer_step());
     metrics_.OnCodecChanges(commit, *collective_);
     committed_.emplace(
         CommittedStep{.summary = std::move(summary), .clock = open_->clock});

@@ -692,5 +692,18 @@ TEST_F(JobEngineTest, SaysWhetherExactWouldBeFaster) {  // I24
   EXPECT_NEAR(engine_->exact_ratio(), 0.8, 1e-12);
 }
 
+TEST_F(JobEngineTest, ACommitSaysHowManyUpdatesAreApplied) {  // I12
+  Make(1);
+  Compute();
+  CarryOut(1);
+  Compute();
+  v1::Commit skipped = CommitOf(2, /*skipped=*/true);
+  skipped.set_optimizer_step(1);
+  engine_->OnCommit(skipped);
+  Compute();
+  engine_->OnAbort(AbortOf(3));
+  EXPECT_EQ(collective_.optimizer_steps, (std::vector<int64_t>{1, 1}));
+}
+
 }  // namespace
 }  // namespace ballast::engine

@@ -55,6 +55,7 @@ StepMetrics::StepMetrics(metrics::JobMetrics* job, std::string_view transport)
   for (size_t i = 0; i < heals_.size(); ++i) {
     heals_[i] = job->counter(Family::kWeightChunksHealed, {kHealNames[i]});
   }
+  residual_norm_ = job->gauge(Family::kExchangeResidualNorm);
   exact_ratio_ = job->gauge(Family::kExchangeExactRatio);
   last_committed_ = job->gauge(Family::kStepLastCommitted);
   last_committed_time_ = job->gauge(Family::kStepLastCommittedTimestamp);
@@ -125,6 +126,11 @@ void StepMetrics::OnCodecChanges(const v1::Commit& commit,
 void StepMetrics::OnExactRatio(double ratio) {
   if (job_ == nullptr) return;
   exact_ratio_->Set(ratio);
+}
+
+void StepMetrics::OnResidualNorm(double norm) {
+  if (job_ == nullptr) return;
+  residual_norm_->Set(norm);
 }
 
 void StepMetrics::OnFinished(const StepSummary& summary, uint64_t pushed,

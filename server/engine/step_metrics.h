@@ -38,6 +38,7 @@ class StepMetrics {
   void OnCodecChanges(const v1::Commit& commit,
                       const collective::Collective& collective);
   void OnExactRatio(double ratio);
+  void OnResidualNorm(double norm);
   // `pushed`, `published`: bytes of all local ranks' gradients, and of the
   // weights that are visible now.
   void OnFinished(const StepSummary& summary, uint64_t pushed,
@@ -68,6 +69,7 @@ class StepMetrics {
     metrics::Counter* to_narrower = nullptr;
   };
   metrics::Gauge* exact_ratio_ = nullptr;
+  metrics::Gauge* residual_norm_ = nullptr;
   std::array<PathGauges, layout::kNumPaths> quality_{};
   metrics::Counter* heal_sent_ = nullptr;
   metrics::Counter* heal_received_ = nullptr;

@@ -74,6 +74,11 @@ class ExchangePlan {
   bool quantizes_weights() const { return quantizes_weights_; }
   bool quantizes_gradients() const { return quantizes_gradients_; }
 
+  // Every node keeps residuals of its gradients (kernels/FORMAT.md 10).
+  bool feeds_back() const {
+    return quantizes_gradients_ && policy_.error_feedback;
+  }
+
   // Weights cross as differences from their published copy: every node keeps
   // checksums of what it has published.
   bool codes_deltas() const {

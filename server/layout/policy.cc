@@ -84,8 +84,6 @@ struct FixedKey {
   std::string_view rule;
 };
 constexpr FixedKey kFixedKeys[] = {
-    {"gradients.error_feedback", "false",
-     "which comes with residual state; use false"},
     {"secondary_partition", "node",
      "which comes with gathered weights; use node"},
     {"partition_nodes", "all", "which comes with partition groups; use all"},
@@ -111,6 +109,15 @@ absl::Status SetGradientKey(std::string_view key, std::string_view value,
     spec->rounding = value == "nearest" ? kernels::Rounding::kNearest
                                         : kernels::Rounding::kStochastic;
   }
+  return absl::OkStatus();
+}
+
+absl::Status SetFeedback(std::string_view key, std::string_view value,
+                         ExchangePolicy* policy) {
+  if (value != "true" && value != "false") {
+    return Refuse(key, value, "use true or false");
+  }
+  policy->error_feedback = value == "true";
   return absl::OkStatus();
 }
 
@@ -184,6 +191,9 @@ absl::Status SetKey(std::string_view key, std::string_view value,
     ASSIGN_OR_RETURN(const CodecId codec, ParseCodec(key, value));
     Set(codec, key == "weights.codec" ? &policy->weights : &policy->gradients);
     return absl::OkStatus();
+  }
+  if (key == "gradients.error_feedback") {
+    return SetFeedback(key, value, policy);
   }
   if (key == "weights.mode") return SetMode(key, value, policy);
   if (key == "weights.resync_every_steps") {
@@ -260,17 +270,22 @@ absl::Status CheckWhole(const ExchangePolicy& policy, const Words& keys) {
     return Refuse("weights.codec", "int2",
                   "which needs weights.mode=delta; use int8 or int4");
   }
+  const bool overrides_quantize = std::ranges::any_of(
+      policy.overrides,
+      [](const CodecOverride& one) { return one.codec != CodecId::kNone; });
+  if (policy.error_feedback && !policy.gradients.quantizes() &&
+      !overrides_quantize) {
+    return Refuse("gradients.error_feedback", "true",
+                  "but gradients.codec is none; use false, or a codec");
+  }
   if (policy.max_relative_error > 0) {
     const std::string budget = absl::StrCat(policy.max_relative_error);
     if (policy.metered_one_in == 0) {
       return Refuse("max_relative_error", budget,
                     "which needs measured errors; leave out metering.one_in=0");
     }
-    const bool quantizes =
-        policy.weights.quantizes() || policy.gradients.quantizes() ||
-        std::ranges::any_of(policy.overrides, [](const CodecOverride& one) {
-          return one.codec != CodecId::kNone;
-        });
+    const bool quantizes = policy.weights.quantizes() ||
+                           policy.gradients.quantizes() || overrides_quantize;
     if (!quantizes) {
       return Refuse("max_relative_error", budget,
                     "but no codec has an error; use null, or a codec");
@@ -351,6 +366,7 @@ std::string PolicyDigest(const ExchangePolicy& policy) {
   if (policy.metered_one_in != kDefaultMeteredOneIn) {
     digest.Add("metering 1").Add(policy.metered_one_in);
   }
+  if (policy.error_feedback) digest.Add("error feedback 1");
   if (policy.max_relative_error > 0) {
     digest.Add("error budget 1")
         .Add(std::bit_cast<int64_t>(policy.max_relative_error));

@@ -5,7 +5,7 @@
 //   zeropp
 //   zeropp gradients.hadamard=32 override:*.norm.*=none
 //   delta4 weights.resync_every_steps=500 metering.one_in=8
-//   zeropp max_relative_error=0.1
+//   zeropp max_relative_error=0.1 gradients.error_feedback=true
 //   weights.codec=int8 weights.block=256 gradients.codec=int4
 //
 // Words are separated by spaces. The first may be a preset; the others set
@@ -80,6 +80,9 @@ struct ExchangePolicy {
   // bits on all nodes.
   int64_t resync_every_steps = kDefaultResyncSteps;
   CodecChoice gradients{CodecId::kNone, {4, 128}};
+  // What encoding takes from a node's gradients is added to those of the next
+  // step (kernels/FORMAT.md 10).
+  bool error_feedback = false;
   int64_t opt_out_elements = 0;  // tensors of at most so many: none
   uint64_t seed = 0;             // of stochastic rounding
   // Of how many cells one is compared with what was meant (metering.h); 0:

@@ -154,6 +154,13 @@ const std::vector<FamilyInfo>& Table() {
        .is_per_job = true,
        .labels = {{"path", {"gradients", "weights"}},
                   {"to", {"wider", "narrower"}}}},
+      {.family = Family::kExchangeResidualNorm,
+       .name = "ballast_exchange_residual_norm",
+       .help = "L2 norm of what encoding took from this node's gradients in "
+               "the last step and adds to the next (error feedback); if it "
+               "grows without end, the codec is too narrow.",
+       .kind = Kind::kGauge,
+       .is_per_job = true},
       {.family = Family::kExchangeExactRatio,
        .name = "ballast_exchange_exact_ratio",
        .help = "How long the same steps would take between nodes without "

@@ -37,6 +37,7 @@ enum class Family {
   kExchangeClippedShare,
   kExchangeCodecsWider,
   kExchangeCodecChanges,
+  kExchangeResidualNorm,
   kExchangeExactRatio,
   kPeers,
   kTransportFallbacks,

@@ -15,6 +15,7 @@
 #include "server/base/status_macros.h"
 #include "server/ipc/control_block_view.h"
 #include "server/layout/difference.h"
+#include "server/layout/exchange_plan.h"
 #include "server/layout/policy.h"
 #include "server/session/group_rules.h"
 
@@ -204,6 +205,13 @@ MemoryNeed EstimateMemory(const JobSpec& spec, const layout::Layout& layout,
                                       static_cast<int>(layout.buckets().size()),
                                       static_cast<int>(spec.groups.size()));
   need.state = layout.state_elements(node) * 4 * (1 + moments + 1);
+  // Refused before it comes here, if it is no policy.
+  const auto policy = layout::ParsePolicy(spec.exchange);
+  if (policy.ok() && layout::ExchangePlan(*policy, layout).feeds_back()) {
+    for (const layout::Bucket& bucket : layout.buckets()) {
+      need.residuals += 2 * sizeof(float) * bucket.scratch_elements;
+    }
+  }
   need.undo = compute_threads * layout.options().chunk_bytes * (1 + moments);
   return need;
 }

@@ -38,10 +38,12 @@ struct MemoryNeed {
   uint64_t weights = 0;    // published
   uint64_t initial = 0;    // until Begin, where rank 0 is here
   uint64_t control_blocks = 0;
-  uint64_t state = 0;  // masters, moments, reduced gradients
-  uint64_t undo = 0;   // one chunk of state per thread
+  uint64_t state = 0;      // masters, moments, reduced gradients
+  uint64_t undo = 0;       // one chunk of state per thread
+  uint64_t residuals = 0;  // two of every gradient's elements
   uint64_t total() const {
-    return gradients + weights + initial + control_blocks + state + undo;
+    return gradients + weights + initial + control_blocks + state + undo +
+           residuals;
   }
 };
 MemoryNeed EstimateMemory(const JobSpec& spec, const layout::Layout& layout,

@@ -145,5 +145,19 @@ TEST(MemoryTest, FollowsTheFormula) {
   EXPECT_EQ(need.state, (1 << 20) * 4 * 4);  // master, m, v, gradient
 }
 
+TEST(EstimateMemoryTest, ResidualsAreTwoOfEveryElement) {  // DESIGN 8: 8P
+  JobSpec spec = Spec();
+  spec.tensors = {{.name = "a", .shape = {1 << 20}}};
+  const auto need = [&](int nodes, const std::string& exchange) {
+    spec.exchange = exchange;
+    const auto layout = layout::Layout::Create(spec.tensors, {nodes, 1}, 1, {});
+    return EstimateMemory(spec, *layout, NodeRank(0), 2);
+  };
+  const std::string policy = "zeropp gradients.error_feedback=true";
+  EXPECT_EQ(need(2, policy).residuals, 8 << 20);
+  EXPECT_EQ(need(2, policy).total(), need(2, "zeropp").total() + (8 << 20));
+  EXPECT_EQ(need(1, policy).residuals, 0);  // nothing is encoded
+}
+
 }  // namespace
 }  // namespace ballast::session

@@ -512,6 +512,34 @@ def delta_file():
                        for chunk in chunks]}
 
 
+def feedback_file():
+    """Five steps of one node's sums, section 10; the third is not applied."""
+    cases = []
+    for bits, block, hadamard, rounding in (
+            (4, 128, 0, "nearest"), (4, 128, 32, "nearest"),
+            (8, 256, 0, "nearest"), (4, 64, 32, "stochastic")):
+        spec = {"bits": bits, "block": block, "range": "sym",
+                "hadamard": hadamard, "rounding": rounding}
+        versions = [np.zeros(300, F32), np.zeros(300, F32)]
+        applied = 0
+        case = {"spec": wire_name(spec), "steps": []}
+        for step in range(5):
+            sums = normals(300, 90 + step)
+            key = stochastic_key(1, job_key("gpt2"), 2, step, 0)
+            y = (sums + versions[applied % 2]).astype(F32)
+            encoded, values = encode(spec, key, 0, y)
+            written = (y - values).astype(F32)
+            versions[(applied + 1) % 2] = written
+            is_applied = step != 2
+            applied += is_applied
+            case["steps"].append({
+                "key": "%016x" % key, "sums": to_hex(sums),
+                "encoded": encoded.hex(), "residual": to_hex(written),
+                "applied": is_applied})
+        cases.append(case)
+    return {"cases": cases}
+
+
 def random_file():
     cases = []
     for seed, job, tensor, step, hop in (
@@ -532,7 +560,7 @@ def random_file():
 FILES = {"random.json": random_file, "convert.json": convert_file,
          "sum.json": sum_file, "norm.json": norm_file,
          "optimizer.json": optimizer_file, "codec.json": codec_file,
-         "delta.json": delta_file}
+         "delta.json": delta_file, "feedback.json": feedback_file}
 
 
 def main(arguments):

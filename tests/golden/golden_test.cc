@@ -281,6 +281,39 @@ TEST_P(GoldenTest, Deltas) {
   EXPECT_EQ(digest, Word(golden["digest"]));
 }
 
+// FORMAT.md 10, with the operations of the table: the third step is voided.
+TEST_P(GoldenTest, ErrorFeedback) {
+  const Json golden = ReadGolden("feedback.json");
+  for (const Json& c : golden["cases"]) {
+    SCOPED_TRACE(c["spec"].get<std::string>());
+    CodecSpec spec;
+    ASSERT_TRUE(UnpackSpec(Array<uint64_t>(c["spec"])[0], &spec));
+    std::vector<float> versions[2];
+    int64_t applied = 0;
+    for (const Json& step : c["steps"]) {
+      const auto sums = Array<float>(step["sums"]);
+      const auto count = static_cast<int64_t>(sums.size());
+      for (auto& version : versions) version.resize(count);
+      std::vector<float> y(count);
+      const std::vector<const void*> sources = {sums.data(),
+                                                versions[applied % 2].data()};
+      table().tree_sum(DType::kFloat32, sources, count, y.data());
+      Bytes encoded(EncodedBytes(spec, count));
+      table().encode(spec, Word(step["key"]), 0, count, y.data(),
+                     encoded.data());
+      ASSERT_EQ(encoded, FromHex(step["encoded"]));
+      std::vector<float>& written = versions[(applied + 1) % 2];
+      table().decode(spec, count, encoded.data(), written.data());
+      table().subtract(y.data(), written.data(), DType::kFloat32, count,
+                       y.data());
+      written = y;
+      ExpectSame(written, Array<float>(step["residual"]));
+      if (step["applied"].get<bool>()) ++applied;
+    }
+    EXPECT_EQ(applied, 4);
+  }
+}
+
 // Negative control: another seed or cell gives other bytes where rounding is
 // stochastic, and only there.
 TEST_P(GoldenTest, KeyAndPlaceMatterOnlyWhenStochastic) {

@@ -274,8 +274,8 @@ class ArgumentsTest(Base):
                            ballast.InvalidArgument)
 
     def test_what_comes_later(self):
-        self.refused(["error_feedback", "comes with"],
-                     exchange={"gradients": {"error_feedback": True}})
+        self.refused(["partition_nodes", "comes with"],
+                     exchange={"partition_nodes": 2})
         self.refused(["secondary_partition", "comes with"],
                      exchange={"secondary_partition": "none"})
         self.refused(["strict", "true"], strict=False)

@@ -153,8 +153,9 @@ std::vector<float> ReferenceModel::Sum(const TensorState& tensor, int64_t step,
   return sum;
 }
 
-std::vector<float> ReferenceModel::MeanGradient(const TensorState& tensor,
+std::vector<float> ReferenceModel::MeanGradient(TensorState* state,
                                                 int64_t step, bool* is_finite) {
+  const TensorState& tensor = *state;
   const int world_size = scenario_.world_size();
   std::vector<float> mean;
   if (!codes_gradients_) {
@@ -163,6 +164,14 @@ std::vector<float> ReferenceModel::MeanGradient(const TensorState& tensor,
     for (int node = 0; node < scenario_.nodes; ++node) {
       std::vector<float> sum =
           Sum(tensor, step, node * scenario_.workers, scenario_.workers);
+      const bool feeds_back =
+          policy_.error_feedback && tensor.policy_codecs.gradients.quantizes();
+      state->residuals.resize(scenario_.nodes);
+      state->left_over.resize(scenario_.nodes);
+      state->residuals[node].resize(sum.size());
+      for (size_t i = 0; i < sum.size(); ++i) {
+        if (feeds_back) sum[i] += tensor.residuals[node][i];
+      }
       const std::vector<float> meant = sum;
       ThereAndBack(tensor, tensor.codecs.gradients, step, node, &sum);
       if (tensor.policy_codecs.gradients.quantizes()) {
@@ -170,6 +179,10 @@ std::vector<float> ReferenceModel::MeanGradient(const TensorState& tensor,
             Narrower(tensor, layout::Path::kGradients, step, node, meant);
         errors_.Add(layout::Path::kGradients, tensor.index, step, {meant, sum},
                     {meant, narrower}, meant);
+      }
+      state->left_over[node] = meant;
+      for (size_t i = 0; i < sum.size(); ++i) {
+        state->left_over[node][i] -= sum[i];
       }
       if (node == 0) mean.assign(sum.size(), 0.0f);
       for (size_t i = 0; i < sum.size(); ++i) {
@@ -219,7 +232,7 @@ void ReferenceModel::Step() {
   for (size_t t = 0; t < tensors_.size(); ++t) {
     if (!tensors_[t].spec.trainable) continue;
     bool is_finite = true;
-    means[t] = MeanGradient(tensors_[t], step, &is_finite);
+    means[t] = MeanGradient(&tensors_[t], step, &is_finite);
     if (!is_finite) outcome.skipped = true;
     for (int64_t i = 0; i < tensors_[t].size; i += layout::kCellElements) {
       const int64_t count =
@@ -235,6 +248,7 @@ void ReferenceModel::Step() {
     for (size_t t = 0; t < tensors_.size(); ++t) {
       TensorState& tensor = tensors_[t];
       if (!tensor.spec.trainable) continue;
+      tensor.residuals = tensor.left_over;
       const kernels::StepScalars scalars = kernels::PrepareScalars(
           scenario_.optimizer, scenario_.groups[tensor.spec.group],
           optimizer_step_, clip);

@@ -41,6 +41,8 @@ class ReferenceModel {
     int64_t size = 0;
     std::vector<std::byte> weights;
     std::vector<float> master, m, v;
+    // By node: of the updates applied so far, and of the step being computed.
+    std::vector<std::vector<float>> residuals, left_over;
   };
   struct Outcome {
     uint64_t hash = 0;
@@ -65,7 +67,7 @@ class ReferenceModel {
   void CloseErrors(Outcome* outcome);
   std::vector<float> Sum(const TensorState& tensor, int64_t step,
                          int first_rank, int num_ranks) const;
-  std::vector<float> MeanGradient(const TensorState& tensor, int64_t step,
+  std::vector<float> MeanGradient(TensorState* tensor, int64_t step,
                                   bool* is_finite);
   void Step();
   void Keep(Outcome outcome);

@@ -20,7 +20,10 @@ class StepResult:
     relative_error says how far what all nodes sent is from what was meant, as
     root mean squares over sampled cells: of this step's gradients, or of the
     weights that they were computed from, whichever is worse (0.0 where nothing
-    is quantized, and of a skipped step). The same on all ranks.
+    is quantized, and of a skipped step). The same on all ranks. fallbacks
+    counts the tensors that crossed by a wider codec than the policy's, because
+    their error was beyond max_relative_error, and the chunks of published
+    weights that this node healed.
     """
 
     step: int
