@@ -105,6 +105,7 @@ class ShardOptimizer final : public Optimizer {
   // On a pool thread.
   void Update(int thread, int64_t index, const layout::Chunk& chunk) {
     if (undo_->IsDone(index, word_)) return;
+    if (parts_.guard != nullptr) parts_.guard->BeforeUpdate(index);
     undo_->Begin(thread, index, word_);
     BALLAST_FAILPOINT("optimizer.chunk.open");
     for (const layout::Piece& piece : chunk.pieces) {

@@ -29,6 +29,7 @@
 #include "server/layout/layout.h"
 #include "server/optimizer/shard_state.h"
 #include "server/optimizer/undo_log.h"
+#include "server/optimizer/update_guard.h"
 
 namespace ballast::optimizer {
 
@@ -53,6 +54,7 @@ struct Parts {
   // decoded form, which the collective makes from the masters.
   bool casts_weights = true;
   UpdateObserver* observer = nullptr;
+  UpdateGuard* guard = nullptr;  // null: nobody looks first
 };
 
 class Optimizer {

@@ -178,6 +178,7 @@ class Node {
   }
 
   void LeaveWeightsAlone() { parts_.casts_weights = false; }
+  void GuardBy(UpdateGuard* guard) { parts_.guard = guard; }
 
   absl::Status Create(std::unique_ptr<UndoLog> undo = nullptr) {
     auto optimizer = Optimizer::Create(parts_, std::move(undo));
@@ -361,6 +362,55 @@ TEST_F(OptimizerTest, AChunkIsUpdatedOnceAStep) {  // I14, I19
     ASSERT_TRUE(executor_.RunUntilIdle());
     node.ExpectEquals(plain);
   }
+}
+
+// Keeps what a chunk was when it was announced.
+struct CopyingGuard final : UpdateGuard {
+  void BeforeUpdate(int64_t chunk) override {
+    ++calls[chunk];
+    for (const layout::Piece& piece : (*chunks)[chunk]->pieces) {
+      std::copy_n(state->master().begin() + piece.state_offset, piece.size(),
+                  copy.begin() + piece.state_offset);
+    }
+  }
+  std::vector<const layout::Chunk*>* chunks;
+  ShardState* state;
+  std::vector<float> copy;
+  std::map<int64_t, int> calls;
+};
+
+TEST_F(OptimizerTest, AnnouncesEachChunkBeforeItChanges) {  // I18
+  const layout::Layout layout = MakeLayout(2, 1 << 16, 16384);
+  base::SimComputePool pool(&executor_, 3, 2);
+  Node node(layout, NodeRank(1), OptimizerKind::kAdamW, false, &device_, &pool);
+  std::vector<const layout::Chunk*> chunks;
+  for (const layout::Bucket& bucket : layout.buckets()) {
+    for (const auto& chunk : bucket.shards[1].chunks) chunks.push_back(&chunk);
+  }
+  CopyingGuard guard;
+  guard.chunks = &chunks;
+  guard.state = &node.state();
+  node.GuardBy(&guard);
+  ASSERT_THAT(node.Create(), IsOk());
+  PlainLoop plain(layout);
+  node.LoadWeights(plain);
+  node.optimizer().InitializeFromWeights();
+  plain.NewGradients(1);
+  node.LoadGradients(plain);
+  const std::vector<float> before(node.state().master().begin(),
+                                  node.state().master().end());
+  guard.copy.resize(before.size());
+  for (int time = 0; time < 2; ++time) {  // the second one changes nothing
+    ASSERT_THAT(node.Begin(Step(1), ScalarsOf(OptimizerKind::kAdamW, 1, false)),
+                IsOk());
+    node.StartAll();
+    ASSERT_TRUE(executor_.RunUntilIdle());
+  }
+  EXPECT_EQ(guard.calls.size(), chunks.size());
+  for (const auto& [chunk, count] : guard.calls) EXPECT_EQ(count, 1) << chunk;
+  EXPECT_EQ(guard.copy, before);
+  EXPECT_NE(before, std::vector<float>(node.state().master().begin(),
+                                       node.state().master().end()));
 }
 
 TEST_F(OptimizerTest, FrozenAndOthersBytesStayUntouched) {  // I5, I14
