@@ -102,6 +102,12 @@ class Decider {
     return {Drop("a frame that no coordinator takes")};
   }
 
+  Actions OnHold(const HoldEvent& event) {
+    state_.is_held = event.is_held;
+    if (state_.phase != Phase::kOpen) return {};
+    return DecideIfDue();
+  }
+
   Actions OnTick() {
     if (state_.phase == Phase::kEnded) return {};
     if (now_ >= state_.deadline) return OnDeadline();
@@ -177,6 +183,7 @@ class Decider {
     state_.phase = Phase::kOpen;
     state_.generation = Generation(1);
     state_.open_step = Step(first.has_state() ? first.weight_version() + 1 : 1);
+    if (first.has_state()) state_.optimizer_step = first.optimizer_step();
     ClearVotes();
     return SendToAll(ViewFrame(state_), "all nodes are here and agree");
   }
@@ -208,7 +215,12 @@ class Decider {
       state_.since = now_;
       state_.deadline = now_ + options_.vote_timeout;
     }
-    if (std::any_of(state_.nodes.begin(), state_.nodes.end(), HasNotVoted)) {
+    return DecideIfDue();
+  }
+
+  Actions DecideIfDue() {
+    if (state_.is_held ||
+        std::any_of(state_.nodes.begin(), state_.nodes.end(), HasNotVoted)) {
       return {};
     }
     return DecideOpenStep();
@@ -348,6 +360,9 @@ Actions Decide(const CoordinatorOptions& options, const CoordinatorEvent& event,
   Decider decider(options, now, state);
   if (const auto* peer = std::get_if<PeerEvent>(&event)) {
     return decider.OnPeer(*peer);
+  }
+  if (const auto* hold = std::get_if<HoldEvent>(&event)) {
+    return decider.OnHold(*hold);
   }
   return decider.OnTick();
 }

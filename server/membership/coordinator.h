@@ -71,6 +71,7 @@ struct CoordinatorState {
   std::vector<NodeState> nodes;
   absl::Time deadline = absl::InfiniteFuture();  // of gathering, or of votes
   absl::Time since = absl::InfinitePast();       // first join or vote
+  bool is_held = false;                          // the open step waits
   std::optional<v1::PeerFrame> last;             // recorded outcome
 };
 
@@ -79,7 +80,12 @@ struct PeerEvent {  // a frame of `from`; `frame` names its generation
   v1::PeerFrame frame;
 };
 struct TickEvent {};
-using CoordinatorEvent = std::variant<PeerEvent, TickEvent>;
+// The open step is not decided until it is let go (a snapshot of the version
+// before it is being announced).
+struct HoldEvent {
+  bool is_held = false;
+};
+using CoordinatorEvent = std::variant<PeerEvent, TickEvent, HoldEvent>;
 
 CoordinatorState InitialCoordinatorState(const CoordinatorOptions& options,
                                          int64_t optimizer_step);

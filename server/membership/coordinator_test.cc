@@ -105,7 +105,28 @@ TEST_F(CoordinatorTest, HeldStateGoesOnAtItsStep) {
   v1::Join join = JoinOf(1);
   join.set_has_state(true);
   join.set_weight_version(41);
+  join.set_optimizer_step(40);
   EXPECT_EQ(Join(0, join)[0].frame.view().open_step(), 42);
+  EXPECT_EQ(state_.optimizer_step, 40);
+}
+
+TEST_F(CoordinatorTest, DecidesNoStepThatIsHeld) {
+  Open(2);
+  const auto hold = [this](bool is_held) {
+    return Decide(options_, HoldEvent{is_held}, now_, &state_);
+  };
+  EXPECT_TRUE(hold(true).empty());
+  EXPECT_TRUE(hold(false).empty());  // nobody has voted
+  EXPECT_TRUE(hold(true).empty());
+  EXPECT_TRUE(Vote(0, 1, 1).empty());
+  EXPECT_TRUE(Vote(1, 1, 1).empty());
+  EXPECT_EQ(state_.open_step, Step(1));
+  const Actions actions = hold(false);
+  ASSERT_EQ(actions.size(), 2);
+  EXPECT_EQ(actions[0].kind, Kind::kRecord);
+  EXPECT_TRUE(actions[1].frame.has_commit());
+  EXPECT_EQ(state_.open_step, Step(2));
+  EXPECT_TRUE(hold(false).empty());
 }
 
 // All choose by the same numbers; a peer's nonsense is none of them.

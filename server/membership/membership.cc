@@ -74,6 +74,20 @@ class MembershipImpl final : public Membership {
     }
   }
 
+  absl::StatusOr<Step> HoldSteps() override {
+    if (!coordinator_.has_value() ||
+        coordinator_->state.phase != CoordinatorState::Phase::kOpen) {
+      return absl::FailedPreconditionError(
+          "no step of the job is open on this node, or it is not node 0");
+    }
+    OnCoordinator(HoldEvent{true});
+    return coordinator_->state.open_step;
+  }
+
+  void ReleaseSteps() override {
+    if (coordinator_.has_value()) OnCoordinator(HoldEvent{false});
+  }
+
   Generation generation() const override { return member_.generation; }
   int64_t dropped_frames() const override { return dropped_frames_; }
 

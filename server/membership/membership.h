@@ -23,6 +23,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "kernels/hyper_parameters.h"
 #include "proto/peer.pb.h"
@@ -90,6 +91,12 @@ class Membership {
   // here without a further call.
   virtual void Leave(absl::Status why) = 0;
   virtual void OnFrame(NodeRank from, const v1::PeerFrame& frame) = 0;
+
+  // Node 0: the open step, which is neither committed nor aborted before
+  // ReleaseSteps. FailedPrecondition elsewhere, before the view, and at the
+  // end.
+  virtual absl::StatusOr<Step> HoldSteps() = 0;
+  virtual void ReleaseSteps() = 0;
 
   virtual Generation generation() const = 0;
   // Late, repeated or foreign frames that changed nothing.
