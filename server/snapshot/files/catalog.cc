@@ -205,6 +205,7 @@ absl::Status PruneSnapshots(FileSystem& files, std::string_view job, int keep) {
         TemporaryPath(job, absl::StrCat("gone-", entries[i].name));
     RETURN_IF_ERROR(files.RemoveAll(gone));
     RETURN_IF_ERROR(files.Rename(entries[i].path(), gone));
+    RETURN_IF_ERROR(files.SyncDirectory(job));
     RETURN_IF_ERROR(files.RemoveAll(gone));
   }
   return absl::OkStatus();

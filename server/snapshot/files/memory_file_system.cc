@@ -92,8 +92,12 @@ absl::Status MemoryFileSystem::Change(std::string_view path) {
         "cannot change ", std::string(path), ": Read-only file system"));
   }
   ++changes_;
-  if (changes_left_-- > 0) return absl::OkStatus();
-  changes_left_ = 0;
+  if (changes_left_ > 0) {
+    --changes_left_;
+    return absl::OkStatus();
+  }
+  if (failures_left_ == 0) return absl::OkStatus();
+  --failures_left_;
   return absl::InternalError(absl::StrCat("cannot change ", std::string(path),
                                           ": Input/output error"));
 }

@@ -37,8 +37,11 @@ class MemoryFileSystem final : public FileSystem {
   // ---- Faults. ----
   void set_capacity(uint64_t size_bytes) { capacity_ = size_bytes; }
   void set_read_only(bool is_read_only) { is_read_only_ = is_read_only; }
-  // After so many more changes (writes, names, syncs) each one fails.
-  void FailAfter(int64_t changes) { changes_left_ = changes; }
+  // After so many more changes (writes, names, syncs) so many fail.
+  void FailAfter(int64_t changes, int64_t failures = INT64_MAX) {
+    changes_left_ = changes;
+    failures_left_ = failures;
+  }
   // Of what was not synced, each name and each file's bytes are there or not,
   // and a file may hold the start of what was written only.
   void Crash(base::Random* random);
@@ -69,6 +72,7 @@ class MemoryFileSystem final : public FileSystem {
   bool is_read_only_ = false;
   int64_t changes_ = 0;
   int64_t changes_left_ = INT64_MAX;
+  int64_t failures_left_ = 0;
 };
 
 }  // namespace ballast::snapshot

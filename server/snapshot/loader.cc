@@ -1,0 +1,243 @@
+#include "server/snapshot/loader.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "kernels/dtype.h"
+#include "kernels/optimizer_name.h"
+#include "server/base/names.h"
+#include "server/base/status_macros.h"
+#include "server/snapshot/files/section_name.h"
+#include "server/snapshot/files/snapshot_reader.h"
+
+namespace ballast::snapshot {
+namespace {
+
+constexpr char kRemedy[] =
+    "; open the job with what was stored, under another name, or with "
+    "resume=\"never\"";
+
+std::string Shape(const std::vector<int64_t>& shape) {
+  return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
+}
+
+// "" or what differs.
+std::string TensorDifference(const TensorInfo& stored,
+                             const layout::TensorSpec& given) {
+  const std::string name = base::Quoted(given.name);
+  if (stored.shape != given.shape) {
+    return absl::StrCat("tensor ", name, " has shape ", Shape(given.shape),
+                        " here, ", Shape(stored.shape), " in ");
+  }
+  if (stored.dtype != given.dtype) {
+    return absl::StrCat("tensor ", name, " is ",
+                        std::string(kernels::Name(given.dtype)), " here, ",
+                        std::string(kernels::Name(stored.dtype)), " in ");
+  }
+  if (stored.trainable != given.trainable) {
+    return absl::StrCat("tensor ", name,
+                        given.trainable ? " is trained here, frozen in "
+                                        : " is frozen here, trained in ");
+  }
+  return "";
+}
+
+// A run of elements that this node owns.
+struct OwnedRange {
+  int64_t begin;
+  int64_t end;
+  int64_t state_offset;
+};
+
+class Loading {
+ public:
+  Loading(const LoadTarget& target, SnapshotReader* reader)
+      : target_(target), reader_(*reader) {
+    const layout::Layout& layout = *target.layout;
+    owned_.resize(layout.tensors().size());
+    for (const layout::Bucket& bucket : layout.buckets()) {
+      for (const auto& piece : bucket.shards[target.node.value()].pieces) {
+        owned_[piece.tensor.value()].push_back(
+            {piece.begin, piece.end, piece.state_offset});
+      }
+    }
+    absl::flat_hash_map<std::string, int32_t> index;
+    for (size_t t = 0; t < layout.tensors().size(); ++t) {
+      index[layout.tensors()[t].name] = static_cast<int32_t>(t);
+    }
+    for (const TensorInfo& tensor : reader_.manifest().tensors) {
+      tensors_.push_back(index.at(tensor.name));
+    }
+    const layout::Topology& topology = layout.topology();
+    if (reader_.manifest().world_size() == topology.world_size()) {
+      cursors_.resize(topology.local_world_size);
+    }
+  }
+
+  bool IsWanted(const StoredSection& section) const {
+    if (section.kind == Kind::kCursor) return CursorOf(section) != nullptr;
+    if (section.kind == Kind::kMaster && casts_weights()) return true;
+    if (section.kind == Kind::kPublished) {
+      return target_.wants_published ||
+             !reader_.manifest().tensors[section.tensor].trainable;
+    }
+    const auto& owned = owned_[tensors_[section.tensor]];
+    return std::any_of(owned.begin(), owned.end(), [&](const auto& range) {
+      return range.begin < section.end && section.begin < range.end;
+    });
+  }
+
+  absl::Status Take(const StoredSection& section, uint64_t offset,
+                    std::span<const std::byte> bytes) {
+    if (section.kind == Kind::kCursor) {
+      CursorOf(section)->append(reinterpret_cast<const char*>(bytes.data()),
+                                bytes.size());
+      return absl::OkStatus();
+    }
+    const TensorId tensor(tensors_[section.tensor]);
+    const layout::Layout& layout = *target_.layout;
+    const int64_t size = kernels::SizeOf(layout.tensor(tensor).dtype);
+    std::byte* const weights =
+        target_.weights.data() + layout.place(tensor).weight_offset;
+    if (section.kind == Kind::kPublished) {
+      std::memcpy(weights + section.begin * size + offset, bytes.data(),
+                  bytes.size());
+      return absl::OkStatus();
+    }
+    const auto* const values = reinterpret_cast<const float*>(bytes.data());
+    const int64_t begin =
+        section.begin + static_cast<int64_t>(offset / sizeof(float));
+    const int64_t count = static_cast<int64_t>(bytes.size() / sizeof(float));
+    TakeOwned(section.kind, tensor, begin, std::span(values, count));
+    if (section.kind == Kind::kMaster && casts_weights()) {
+      target_.kernels->cast(values, layout.tensor(tensor).dtype, count,
+                            weights + begin * size);
+    }
+    return absl::OkStatus();
+  }
+
+  std::vector<std::string> TakeCursors() { return std::move(cursors_); }
+
+ private:
+  bool casts_weights() const {
+    return !(target_.wants_published && reader_.manifest().has_published);
+  }
+
+  std::string* CursorOf(const StoredSection& section) const {
+    const layout::Topology& topology = target_.layout->topology();
+    const int first = topology.FirstRank(target_.node).value();
+    const int local = section.tensor - first;
+    if (local < 0 || local >= static_cast<int>(cursors_.size())) {
+      return nullptr;
+    }
+    return &cursors_[local];
+  }
+
+  void TakeOwned(Kind kind, TensorId tensor, int64_t begin,
+                 std::span<const float> values) {
+    const std::span<float> array =
+        kind == Kind::kMaster ? target_.state->master()
+                              : target_.state->moment(kind == Kind::kM ? 0 : 1);
+    const int64_t end = begin + static_cast<int64_t>(values.size());
+    for (const OwnedRange& range : owned_[tensor.value()]) {
+      const int64_t from = std::max(begin, range.begin);
+      const int64_t to = std::min(end, range.end);
+      if (from >= to) continue;
+      std::copy_n(values.data() + (from - begin), to - from,
+                  array.data() + range.state_offset + (from - range.begin));
+    }
+  }
+
+  const LoadTarget& target_;
+  SnapshotReader& reader_;
+  std::vector<std::vector<OwnedRange>> owned_;  // by tensor of the layout
+  std::vector<int32_t> tensors_;  // of the layout, by tensor of the manifest
+  mutable std::vector<std::string> cursors_;
+};
+
+}  // namespace
+
+absl::Status CheckFits(const Manifest& manifest, const std::string& path,
+                       const JobIdentity& job,
+                       std::span<const layout::TensorSpec> tensors) {
+  const std::string where = absl::StrCat("snapshot ", base::Quoted(path));
+  if ((job.uid != 0 && job.uid != manifest.uid) ||
+      job.tenant != manifest.tenant) {
+    return absl::PermissionDeniedError(
+        absl::StrCat(where, " belongs to another user or tenant"));
+  }
+  const auto differs = [&](const std::string& what) {
+    return absl::InvalidArgumentError(absl::StrCat(what, where, kRemedy));
+  };
+  if (job.optimizer != manifest.optimizer) {
+    return differs(absl::StrCat(
+        "the optimizer is ", std::string(kernels::Name(job.optimizer)),
+        " here, ", std::string(kernels::Name(manifest.optimizer)), " in "));
+  }
+  const int moments = StateArrays(job.optimizer, job.any_momentum);
+  if (moments != manifest.num_moments) {
+    return differs(absl::StrCat("the optimizer keeps ", moments,
+                                " moments here (momentum), ",
+                                manifest.num_moments, " in "));
+  }
+  if (job.num_groups != manifest.groups.size()) {
+    return differs(absl::StrCat("there are ", job.num_groups,
+                                " param groups here, ", manifest.groups.size(),
+                                " in "));
+  }
+  absl::flat_hash_map<std::string_view, const TensorInfo*> stored;
+  for (const TensorInfo& tensor : manifest.tensors) {
+    stored[tensor.name] = &tensor;
+  }
+  for (const layout::TensorSpec& tensor : tensors) {
+    const auto it = stored.find(tensor.name);
+    if (it == stored.end()) {
+      return differs(
+          absl::StrCat("tensor ", base::Quoted(tensor.name), " is not in "));
+    }
+    const std::string difference = TensorDifference(*it->second, tensor);
+    if (!difference.empty()) return differs(difference);
+  }
+  if (tensors.size() != manifest.tensors.size()) {
+    return differs(absl::StrCat("there are ", tensors.size(), " tensors here, ",
+                                manifest.tensors.size(), " in "));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<LoadedState> LoadState(FileSystem& files,
+                                      const std::string& path,
+                                      uint64_t checksum,
+                                      const LoadTarget& target,
+                                      const std::atomic<bool>* cancelled) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<SnapshotReader> reader,
+                   SnapshotReader::Open(files, path));
+  if (reader->checksum() != checksum) {
+    return absl::AbortedError(absl::StrCat(
+        "snapshot ", base::Quoted(path),
+        " was replaced by another one in the meantime: open the job again"));
+  }
+  Loading loading(target, reader.get());
+  RETURN_IF_ERROR(reader->Read(
+      [&](const StoredSection& section) { return loading.IsWanted(section); },
+      [&](const StoredSection& section, uint64_t offset,
+          std::span<const std::byte> bytes) {
+        return loading.Take(section, offset, bytes);
+      },
+      cancelled));
+  const Manifest& manifest = reader->manifest();
+  LoadedState loaded;
+  loaded.step = manifest.step;
+  loaded.optimizer_step = manifest.optimizer_step;
+  loaded.groups = manifest.groups;
+  loaded.cursors = loading.TakeCursors();
+  loaded.stored_world_size = manifest.world_size();
+  return loaded;
+}
+
+}  // namespace ballast::snapshot

@@ -1,0 +1,76 @@
+// A stored state, whatever nodes and workers it was saved on, into the memory
+// of one node: its masters and moments, all published weights, the scalars and
+// its ranks' cursors (I17).
+//
+// Cursors say how far each rank was: they are given only to a job of as many
+// ranks as the one that was saved.
+//
+// Threading: pure functions over a file system; they block.
+// Errors: FailedPrecondition or InvalidArgument names what differs between the
+// job and what is stored; DataLoss which file is damaged; PermissionDenied for
+// another user's or tenant's job. After an error the memory holds anything.
+#ifndef SERVER_SNAPSHOT_LOADER_H_
+#define SERVER_SNAPSHOT_LOADER_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/hyper_parameters.h"
+#include "kernels/kernels.h"
+#include "server/base/ids.h"
+#include "server/layout/layout.h"
+#include "server/optimizer/shard_state.h"
+#include "server/snapshot/files/file_system.h"
+#include "server/snapshot/files/manifest.h"
+
+namespace ballast::snapshot {
+
+// What a job must be to go on from a stored state.
+struct JobIdentity {
+  std::string tenant;
+  uint32_t uid = 0;  // 0 may read what is any user's
+  kernels::OptimizerKind optimizer = kernels::OptimizerKind::kSgd;
+  bool any_momentum = false;
+  size_t num_groups = 0;
+};
+
+// `path`: for the text. Names, shapes, dtypes and which are trained must be
+// the same; the order, groups of tensors and the exchange policy may differ.
+absl::Status CheckFits(const Manifest& manifest, const std::string& path,
+                       const JobIdentity& job,
+                       std::span<const layout::TensorSpec> tensors);
+
+struct LoadTarget {
+  const layout::Layout* layout = nullptr;
+  NodeRank node;
+  const kernels::Kernels* kernels = nullptr;
+  optimizer::ShardState* state = nullptr;  // zeros
+  std::span<std::byte> weights;            // the published segment
+  // Published weights are what was stored; false: casts of the masters.
+  bool wants_published = false;
+};
+
+struct LoadedState {
+  int64_t step = 0;
+  int64_t optimizer_step = 0;
+  std::vector<kernels::HyperParameters> groups;
+  std::vector<std::string> cursors;  // by local rank; empty: none fit
+  int stored_world_size = 0;
+};
+
+// `checksum`: of the manifest that was found, so that all nodes read the same.
+absl::StatusOr<LoadedState> LoadState(FileSystem& files,
+                                      const std::string& path,
+                                      uint64_t checksum,
+                                      const LoadTarget& target,
+                                      const std::atomic<bool>* cancelled);
+
+}  // namespace ballast::snapshot
+
+#endif  // SERVER_SNAPSHOT_LOADER_H_

@@ -1,0 +1,109 @@
+#include "server/snapshot/shard_plan.h"
+
+#include <utility>
+
+#include "kernels/dtype.h"
+
+namespace ballast::snapshot {
+
+ShardPlan::ShardPlan(const layout::Layout& layout, NodeRank node,
+                     const ShardContent& content)
+    : content_(content) {
+  for (int k = 0; k < kNumTensorKinds; ++k) {
+    const Kind kind = static_cast<Kind>(k);
+    kind_begin_[k] = data_bytes_;
+    if (Has(kind)) AddKind(layout, node, kind);
+  }
+  image_bytes_ = data_bytes_;
+  AddCopies(layout, node);
+  AddFrozen(layout, node);
+}
+
+bool ShardPlan::Has(Kind kind) const {
+  switch (kind) {
+    case Kind::kMaster:
+      return true;
+    case Kind::kM:
+      return content_.num_moments > 0;
+    case Kind::kV:
+      return content_.num_moments > 1;
+    case Kind::kPublished:
+      return content_.has_published;
+    case Kind::kCursor:
+      break;
+  }
+  return false;
+}
+
+void ShardPlan::AddKind(const layout::Layout& layout, NodeRank node,
+                        Kind kind) {
+  for (const layout::Bucket& bucket : layout.buckets()) {
+    for (const auto& piece : bucket.shards[node.value()].pieces) {
+      const layout::TensorSpec& tensor = layout.tensor(piece.tensor);
+      Section section;
+      section.name =
+          ToText(SectionName{kind, tensor.name, piece.begin, piece.end, 0});
+      section.type = kind == Kind::kPublished ? ToElementType(tensor.dtype)
+                                              : ElementType::kF32;
+      section.shape = {piece.size()};
+      section.begin = data_bytes_;
+      data_bytes_ += piece.size() * SizeOf(section.type);
+      section.end = data_bytes_;
+      sections_.push_back(std::move(section));
+    }
+  }
+}
+
+void ShardPlan::AddCopies(const layout::Layout& layout, NodeRank node) {
+  uint64_t elements = 0;
+  uint64_t weight_bytes = 0;
+  for (const layout::Bucket& bucket : layout.buckets()) {
+    for (const auto& chunk : bucket.shards[node.value()].chunks) {
+      first_copy_.push_back(copies_.size());
+      for (const layout::Piece& piece : chunk.pieces) {
+        const uint64_t size =
+            kernels::SizeOf(layout.tensor(piece.tensor).dtype);
+        PieceCopy copy;
+        copy.state_offset = piece.state_offset;
+        copy.num_elements = piece.size();
+        copy.weight_offset =
+            layout.place(piece.tensor).weight_offset + piece.begin * size;
+        copy.weight_bytes = piece.size() * size;
+        for (int k = 0; k < kNumTensorKinds; ++k) {
+          const bool is_published = static_cast<Kind>(k) == Kind::kPublished;
+          copy.image_offset[k] =
+              kind_begin_[k] +
+              (is_published ? weight_bytes : elements * sizeof(float));
+        }
+        elements += piece.size();
+        weight_bytes += copy.weight_bytes;
+        copies_.push_back(copy);
+      }
+    }
+  }
+  first_copy_.push_back(copies_.size());
+}
+
+void ShardPlan::AddFrozen(const layout::Layout& layout, NodeRank node) {
+  const int num_nodes = layout.topology().num_nodes;
+  for (size_t t = 0; t < layout.tensors().size(); ++t) {
+    const layout::TensorSpec& tensor = layout.tensors()[t];
+    const layout::TensorPlace& place = layout.places()[t];
+    if (tensor.trainable || place.num_elements == 0 ||
+        static_cast<int>(t % num_nodes) != node.value()) {
+      continue;
+    }
+    Section section;
+    section.name = ToText(
+        SectionName{Kind::kPublished, tensor.name, 0, place.num_elements, 0});
+    section.type = ToElementType(tensor.dtype);
+    section.shape = {place.num_elements};
+    section.begin = data_bytes_;
+    data_bytes_ += place.num_elements * SizeOf(section.type);
+    section.end = data_bytes_;
+    frozen_.push_back({place.weight_offset, section.size_bytes()});
+    sections_.push_back(std::move(section));
+  }
+}
+
+}  // namespace ballast::snapshot

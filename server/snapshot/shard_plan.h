@@ -1,0 +1,90 @@
+// Which elements of which arrays one node writes, and where in its file they
+// lie: pure arithmetic from the layout.
+//
+//   data of the file   | image                                | frozen | rest
+//                      | master… | m… | v… | published…       | …      |
+//   a chunk in it        ^^        ^^   ^^   ^^   (four copies)
+//
+// The image is what training changes: it is copied chunk by chunk and then
+// written. Each piece of a shard (layout.h) is a section of each kind, so that
+// the sections of a kind are in the order of the chunks, without gaps. Frozen
+// tensors are written from the published segment: tensor t by node t mod N.
+//
+// Threading: immutable.
+#ifndef SERVER_SNAPSHOT_SHARD_PLAN_H_
+#define SERVER_SNAPSHOT_SHARD_PLAN_H_
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "server/base/ids.h"
+#include "server/layout/layout.h"
+#include "server/snapshot/files/safetensors.h"
+#include "server/snapshot/files/section_name.h"
+
+namespace ballast::snapshot {
+
+struct ShardContent {
+  int num_moments = 0;
+  // The published weights of trainable tensors too: where they are not a cast
+  // of the masters.
+  bool has_published = false;
+};
+
+// A piece of a chunk.
+struct PieceCopy {
+  int64_t state_offset = 0;  // elements, in each state array
+  int64_t num_elements = 0;
+  uint64_t weight_offset = 0;  // bytes, in the published segment
+  uint64_t weight_bytes = 0;
+  // Bytes in the image, by kind; those that are not stored do not count.
+  std::array<uint64_t, kNumTensorKinds> image_offset{};
+};
+
+class ShardPlan {
+ public:
+  ShardPlan(const layout::Layout& layout, NodeRank node,
+            const ShardContent& content);
+
+  const ShardContent& content() const { return content_; }
+  bool Has(Kind kind) const;
+  int64_t num_chunks() const {
+    return static_cast<int64_t>(first_copy_.size()) - 1;
+  }
+  std::span<const PieceCopy> copies(int64_t chunk) const {
+    return std::span(copies_).subspan(
+        first_copy_[chunk], first_copy_[chunk + 1] - first_copy_[chunk]);
+  }
+  uint64_t image_bytes() const { return image_bytes_; }
+
+  // Of the image, then the frozen tensors; what follows begins at data_bytes.
+  std::span<const Section> sections() const { return sections_; }
+  uint64_t data_bytes() const { return data_bytes_; }
+
+  // Ranges of the published segment that follow the image, in file order.
+  struct FrozenRange {
+    uint64_t weight_offset = 0;
+    uint64_t size_bytes = 0;
+  };
+  std::span<const FrozenRange> frozen() const { return frozen_; }
+
+ private:
+  void AddKind(const layout::Layout& layout, NodeRank node, Kind kind);
+  void AddCopies(const layout::Layout& layout, NodeRank node);
+  void AddFrozen(const layout::Layout& layout, NodeRank node);
+
+  const ShardContent content_;
+  std::array<uint64_t, kNumTensorKinds> kind_begin_{};
+  std::vector<Section> sections_;
+  std::vector<PieceCopy> copies_;
+  std::vector<size_t> first_copy_;  // by chunk, and the end
+  std::vector<FrozenRange> frozen_;
+  uint64_t image_bytes_ = 0;
+  uint64_t data_bytes_ = 0;
+};
+
+}  // namespace ballast::snapshot
+
+#endif  // SERVER_SNAPSHOT_SHARD_PLAN_H_

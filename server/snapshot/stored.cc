@@ -1,0 +1,37 @@
+#include "server/snapshot/stored.h"
+
+#include "absl/strings/str_cat.h"
+#include "server/base/names.h"
+#include "server/base/status_macros.h"
+#include "server/snapshot/files/catalog.h"
+#include "server/snapshot/files/snapshot_reader.h"
+
+namespace ballast::snapshot {
+
+absl::StatusOr<std::optional<Stored>> FindStored(
+    FileSystem& files, const std::string& job, const std::string& load,
+    const JobIdentity& identity, std::span<const layout::TensorSpec> tensors) {
+  Stored stored;
+  if (load.empty()) {
+    ASSIGN_OR_RETURN(const std::optional<CatalogEntry> newest,
+                     FindNewest(files, job));
+    if (!newest.has_value()) return std::nullopt;
+    stored.path = newest->path();
+  } else {
+    ASSIGN_OR_RETURN(stored.path, ResolvePath(job, load));
+  }
+  const absl::StatusOr<Manifest> manifest =
+      ReadManifest(files, stored.path, &stored.checksum);
+  if (absl::IsNotFound(manifest.status())) {
+    return absl::NotFoundError(absl::StrCat(
+        "there is no snapshot ", base::Quoted(stored.path),
+        " in this daemon's snapshots.directory: see `ballastctl checkpoint "
+        "list`"));
+  }
+  RETURN_IF_ERROR(manifest.status());
+  RETURN_IF_ERROR(CheckFits(*manifest, stored.path, identity, tensors));
+  stored.step = manifest->step;
+  return stored;
+}
+
+}  // namespace ballast::snapshot
