@@ -57,7 +57,7 @@ ctl jobs | grep -q '^JOB' || fail "jobs"
 ctl version | grep -q '^version' || fail "version"
 ctl job nobody 2>/dev/null; [ $? = 4 ] || fail "an unknown job is code 4"
 ctl top 2>/dev/null; [ $? = 5 ] || fail "a later verb is code 5"
-for verb in evict quota priority checkpoint plan doctor top; do
+for verb in evict quota priority plan doctor top; do
   for more in "gpt2" "gpt2 --force --to=5" "status --json"; do
     # shellcheck disable=SC2086
     text=$(ctl $verb $more 2>&1); [ $? = 5 ] || fail "$verb $more is code 5"

@@ -166,6 +166,26 @@ absl::Status CheckLimits(const v1::LimitsConfig& limits) {
                        limits.idle_connection_timeout());
 }
 
+absl::Status CheckSnapshots(const v1::SnapshotsConfig& snapshots) {
+  const std::string& directory = snapshots.directory();
+  if (!directory.empty() && directory[0] != '/') {
+    return Wrong("snapshots.directory", directory,
+                 "an absolute path, or nothing");
+  }
+  RETURN_IF_ERROR(CheckRange("snapshots.every_steps", snapshots.every_steps(),
+                             0, INT32_MAX));
+  RETURN_IF_ERROR(CheckRange("snapshots.keep", snapshots.keep(), 0, 10'000));
+  const bool has_schedule =
+      snapshots.every_steps() > 0 || !snapshots.every().empty();
+  if (has_schedule && directory.empty()) {
+    return Wrong("snapshots.directory", directory,
+                 "a directory, since snapshots.every_steps or snapshots.every "
+                 "asks for snapshots");
+  }
+  if (snapshots.every().empty()) return absl::OkStatus();
+  return CheckDuration("snapshots.every", snapshots.every());
+}
+
 }  // namespace
 
 v1::Config DefaultConfig() {
@@ -202,6 +222,7 @@ v1::Config DefaultConfig() {
   transport.set_peer_timeout("30s");
   transport.set_gather("auto");
   transport.set_reduce("auto");
+  config.mutable_snapshots()->set_keep(2);
   return config;
 }
 
@@ -240,6 +261,7 @@ absl::Status CheckConfig(const v1::Config& config) {
   RETURN_IF_ERROR(
       CheckDuration("jobs.join_timeout", config.jobs().join_timeout()));
   RETURN_IF_ERROR(CheckTransport(config.transport()));
+  RETURN_IF_ERROR(CheckSnapshots(config.snapshots()));
   const std::string& level = config.log().level();
   if (level != "debug" && level != "info" && level != "warn" &&
       level != "error") {

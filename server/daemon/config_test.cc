@@ -106,21 +106,42 @@ TEST(ConfigTest, OverridesComeLastAndAreStrict) {
       LoadConfig("", {"jobs.hold=30s", "listen.http=127.0.0.1:0"});
   ASSERT_THAT(config, IsOk());
   EXPECT_EQ(config->jobs().hold(), "30s");
+  EXPECT_THAT(LoadConfig("", {"snapshots.directory=/snapshots",
+                              "snapshots.every_steps=100",
+                              "snapshots.max_bytes_per_second=100MiB"}),
+              IsOk());
+  EXPECT_THAT(LoadConfig("", {"snapshots.directory=/snapshots",
+                              "snapshots.every=soon"}),
+              StatusIs(kInvalid, "snapshots.every"));
   EXPECT_THAT(LoadConfig("", {"jobs.hold"}), StatusIs(kInvalid, "no value"));
   EXPECT_THAT(LoadConfig("", {"jobs=1"}), StatusIs(kInvalid));
   EXPECT_THAT(LoadConfig("", {"jobs.hold.x=1"}), StatusIs(kInvalid));
 }
 
 TEST(ConfigTest, BoundsAreChecked) {
-  for (const char* bad :
-       {"compute.threads=-1", "compute.chunk_bytes=1", "limits.max_jobs=0",
-        "limits.max_idle_connections=0", "limits.idle_connection_timeout=0s",
-        "limits.max_idle_connections_per_uid=-1", "compute.bucket_bytes=1TiB",
-        "jobs.hold=0s", "jobs.hold=inf", "jobs.join_timeout=fast",
-        "log.level=loud", "listen.http=7471", "listen.health=a:99999",
-        "listen.workers=/run/x", "listen.workers=unix://relative",
-        "listen.admin=0.0.0.0:7473", "listen.peer=7470",
-        "node.coordinator=a"}) {
+  for (const char* bad : {"compute.threads=-1",
+                          "compute.chunk_bytes=1",
+                          "limits.max_jobs=0",
+                          "limits.max_idle_connections=0",
+                          "limits.idle_connection_timeout=0s",
+                          "limits.max_idle_connections_per_uid=-1",
+                          "compute.bucket_bytes=1TiB",
+                          "jobs.hold=0s",
+                          "jobs.hold=inf",
+                          "jobs.join_timeout=fast",
+                          "log.level=loud",
+                          "listen.http=7471",
+                          "listen.health=a:99999",
+                          "listen.workers=/run/x",
+                          "listen.workers=unix://relative",
+                          "listen.admin=0.0.0.0:7473",
+                          "listen.peer=7470",
+                          "node.coordinator=a",
+                          "snapshots.directory=relative",
+                          "snapshots.every_steps=5",
+                          "snapshots.every=1h",
+                          "snapshots.every_steps=-1",
+                          "snapshots.keep=-1"}) {
     EXPECT_THAT(LoadConfig("", {bad}), StatusIs(kInvalid)) << bad;
   }
   EXPECT_THAT(

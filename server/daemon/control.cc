@@ -66,6 +66,20 @@ absl::StatusOr<v1::GetJobReply> Control::GetJob(const std::string& name) {
   return parts_.node->GetJob(name);
 }
 
+void Control::SaveSnapshot(const std::string& job, const std::string& name,
+                           SaveDone done) {
+  parts_.node->SaveSnapshot(
+      job, name,
+      [done = std::move(done)](absl::StatusOr<snapshot::Saved> saved) mutable {
+        if (!saved.ok()) return std::move(done)(saved.status());
+        v1::SaveSnapshotReply reply;
+        reply.set_path(saved->path);
+        reply.set_step(saved->step);
+        reply.set_size_bytes(saved->size_bytes);
+        std::move(done)(std::move(reply));
+      });
+}
+
 void Control::RefreshMetrics() {
   const metrics::FamilyInfo& jobs_info = metrics::Info(Family::kJobs);
   const std::vector<session::LocalJob*> jobs = parts_.node->sessions().jobs();

@@ -18,6 +18,7 @@
 #include "server/service/admin_service.h"
 #include "server/service/peer_service.h"
 #include "server/service/worker_service.h"
+#include "server/snapshot/files/posix_file_system.h"
 
 namespace ballast::daemon {
 namespace {
@@ -28,6 +29,9 @@ constexpr absl::Duration kMetricsInterval = absl::Milliseconds(500);
 constexpr absl::Duration kIdleLimit = absl::Seconds(5);
 constexpr absl::Duration kEmptyLimit = absl::Seconds(5);
 constexpr absl::Duration kCallLimit = absl::Seconds(1);
+
+// A job that waits for the disk leaves one to the others.
+constexpr int kIoThreads = 2;
 
 // Adds which key an error is about.
 absl::Status At(const char* key, const absl::Status& status) {
@@ -99,7 +103,11 @@ absl::Status Daemon::CreateCore() {
     peers_ = *std::move(peers);
     leaves.peers = peers_.get();
   }
+  RETURN_IF_ERROR(At("snapshots.directory", OpenSnapshots()));
+  leaves.snapshot_files = snapshot_files_.get();
+  leaves.io = io_.get();
   NodeOptions options;
+  options.snapshots = SnapshotSchedule(config_);
   options.sessions = SessionOptions(config_);
   options.sessions.metrics = metrics_.get();
   options.sessions.log = LogInfo;
@@ -110,6 +118,21 @@ absl::Status Daemon::CreateCore() {
   control_ = std::make_unique<Control>(
       Control::Parts{&clock_, node_.get(), device_.get(), metrics_.get()},
       [this] { Drain("an operator asked for it"); });
+  return absl::OkStatus();
+}
+
+absl::Status Daemon::OpenSnapshots() {
+  const std::string& directory = config_.snapshots().directory();
+  if (directory.empty()) return absl::OkStatus();
+  auto files = std::make_unique<snapshot::PosixFileSystem>(directory);
+  // That it can be read; whether it can be written shows each snapshot anew.
+  RETURN_IF_ERROR(files->List("").status());
+  snapshot_files_ = std::move(files);
+  base::ThreadPool::Options io;
+  io.num_threads = kIoThreads;
+  io.name = "snapshot";
+  io_ = std::make_unique<base::ThreadPool>(io, loop_.get());
+  LogInfo(absl::StrCat("keeping snapshots directory=", directory));
   return absl::OkStatus();
 }
 

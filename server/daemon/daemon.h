@@ -39,6 +39,7 @@
 #include "server/metrics/metrics.h"
 #include "server/metrics/metrics_page.h"
 #include "server/service/grpc_server.h"
+#include "server/snapshot/files/file_system.h"
 
 namespace ballast::daemon {
 
@@ -58,6 +59,7 @@ class Daemon {
  private:
   explicit Daemon(const v1::Config& config);
   absl::Status CreateCore();
+  absl::Status OpenSnapshots();
   absl::Status Listen();
   void OnSignal(int number);
   void Drain(const std::string& reason);
@@ -75,12 +77,14 @@ class Daemon {
   std::unique_ptr<RpcMetrics> rpc_metrics_;
   std::unique_ptr<base::EventLoop> loop_;
   std::unique_ptr<device::HostDevice> device_;
+  std::unique_ptr<snapshot::FileSystem> snapshot_files_;  // null: none
   membership::Rendezvous rendezvous_;    // of jobs whose node 0 is here
   std::unique_ptr<UcxPeerPlane> peers_;  // null: off
   std::unique_ptr<Node> node_;
   std::unique_ptr<Control> control_;
   // Its threads write to the node's memory: it goes before the node.
   std::unique_ptr<base::ThreadPool> pool_;
+  std::unique_ptr<base::ThreadPool> io_;  // of snapshots; likewise
   std::unique_ptr<service::GrpcServer> worker_server_;
   std::unique_ptr<WorkerDoor> worker_door_;
   std::unique_ptr<AdminDoor> admin_door_;

@@ -37,7 +37,8 @@ void Add(const char* name, std::string value, v1::Join* join,
 
 v1::Join MakeJoin(const session::JobSpec& spec, const layout::Layout& layout,
                   const layout::ExchangePolicy& policy,
-                  absl::Duration default_hold, const Algorithms& algorithms) {
+                  absl::Duration default_hold, const Algorithms& algorithms,
+                  bool keeps_snapshots) {
   v1::Join join;
   join.set_num_nodes(layout.topology().num_nodes);
   join.set_local_world_size(layout.topology().local_world_size);
@@ -62,6 +63,13 @@ v1::Join MakeJoin(const session::JobSpec& spec, const layout::Layout& layout,
       &join, hold);
   Add("transport.gather", NameOf(algorithms.gather), &join);
   Add("transport.reduce", NameOf(algorithms.reduce), &join);
+  Add("snapshots", keeps_snapshots ? "on" : "off", &join);
+  const auto& stored = spec.stored;
+  Add("stored state",
+      stored.has_value()
+          ? absl::StrCat(base::Quoted(stored->path), " of step ", stored->step)
+          : "none",
+      &join, stored.has_value() ? absl::StrCat(stored->checksum) : "none");
   return join;
 }
 

@@ -56,6 +56,10 @@ TEST(JobJoinTest, EveryOptionIsNamedWithBothValuesAndNodes) {
        "exchange is \"zeropp\" on node 1", "\"exact\" on node 0"},
       {[](auto& s) { s.bucket_bytes = 16384; },
        "bucket_bytes is 16384 on node 1", "8192 on node 0"},
+      {[](auto& s) {
+         s.stored = session::StoredJob{"job/best", 5, 7};
+       },
+       "stored state is \"job/best\" of step 7 on node 1", "none on node 0"},
       {[](auto& s) { s.hold = absl::Minutes(5); }, "hold is 5m on node 1",
        "10m (the daemon's jobs.hold) on node 0"},
   };

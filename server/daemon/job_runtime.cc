@@ -69,6 +69,7 @@ absl::StatusOr<std::unique_ptr<JobRuntime>> JobRuntime::Create(
 JobRuntime::JobRuntime(JobRuntimeParts parts)
     : parts_(std::move(parts)),
       num_nodes_(parts_.job->layout().topology().num_nodes),
+      snapshot_metrics_(parts_.metrics.get()),
       routes_(parts_.algorithms, num_nodes_, JobKey(parts_.job->spec().name),
               parts_.clock),
       heals_(parts_.executor,
@@ -98,17 +99,20 @@ absl::Status JobRuntime::Initialize() {
   ASSIGN_OR_RETURN(state_, optimizer::ShardState::Create(
                                parts_.device, layout, node, spec.optimizer,
                                AnyMomentum(spec.groups)));
-  ASSIGN_OR_RETURN(optimizer_,
-                   optimizer::Optimizer::Create(
-                       {.layout = &layout,
-                        .node = node,
-                        .kernels = parts_.kernels,
-                        .pool = parts_.pool,
-                        .device = parts_.device,
-                        .state = state_.get(),
-                        .weights = parts_.job->weights(),
-                        .casts_weights = !plan_->quantizes_weights(),
-                        .observer = this}));
+  MakeSnapshots();
+  ASSIGN_OR_RETURN(
+      optimizer_,
+      optimizer::Optimizer::Create(
+          {.layout = &layout,
+           .node = node,
+           .kernels = parts_.kernels,
+           .pool = parts_.pool,
+           .device = parts_.device,
+           .state = state_.get(),
+           .weights = parts_.job->weights(),
+           .casts_weights = !plan_->quantizes_weights(),
+           .observer = this,
+           .guard = snapshots_ != nullptr ? snapshots_->guard() : nullptr}));
   engine::Parts engine_parts;
   engine_parts.layout = &layout;
   engine_parts.node = node;
@@ -166,6 +170,93 @@ void JobRuntime::OnAllReady() {
   last_progress_ = parts_.clock->Now();
   if (has_joined_ || is_stopping_) return;
   has_joined_ = true;
+  if (parts_.job->spec().stored.has_value()) return Load();
+  JoinOthers();
+}
+
+void JobRuntime::MakeSnapshots() {
+  if (parts_.snapshot_files == nullptr) return;
+  const session::JobSpec& spec = parts_.job->spec();
+  const layout::Layout& layout = parts_.job->layout();
+  snapshot::JobSnapshots::Parts parts;
+  snapshot::Manifest& manifest = parts.job;
+  manifest.job = spec.name;
+  manifest.tenant = spec.tenant;
+  manifest.uid = parts_.job->uid();
+  manifest.num_nodes = num_nodes_;
+  manifest.local_world_size = layout.topology().local_world_size;
+  manifest.exchange = spec.exchange;
+  manifest.optimizer = spec.optimizer;
+  manifest.num_moments = state_->num_moments();
+  manifest.groups = spec.groups;
+  manifest.has_published = plan_->quantizes_weights();
+  for (const layout::TensorSpec& tensor : layout.tensors()) {
+    manifest.tensors.push_back({tensor.name, tensor.shape, tensor.dtype,
+                                tensor.trainable, tensor.group});
+  }
+  parts.layout = &layout;
+  parts.node = parts_.job->node();
+  parts.has_published = plan_->quantizes_weights();
+  parts.state = state_.get();
+  parts.weights = parts_.job->weights();
+  parts.device = parts_.device;
+  parts.files = parts_.snapshot_files;
+  parts.io = parts_.io;
+  parts.clock = parts_.clock;
+  parts.executor = parts_.executor;
+  parts.random = parts_.random;
+  parts.schedule = parts_.snapshots;
+  parts.port = this;
+  snapshots_ = std::make_unique<snapshot::JobSnapshots>(parts);
+}
+
+void JobRuntime::Load() {
+  loading_ = std::make_unique<JobLoading>(parts_.snapshot_files, parts_.io);
+  snapshot::LoadTarget target;
+  target.layout = &parts_.job->layout();
+  target.node = parts_.job->node();
+  target.kernels = parts_.kernels;
+  target.state = state_.get();
+  target.weights = parts_.job->weights();
+  target.wants_published = plan_->quantizes_weights();
+  loading_->Start(*parts_.job->spec().stored, target,
+                  [this](absl::StatusOr<snapshot::LoadedState> loaded) {
+                    loading_.reset();
+                    if (is_stopping_) return FinishStopIfQuiet();
+                    OnLoaded(std::move(loaded));
+                  });
+}
+
+void JobRuntime::OnLoaded(absl::StatusOr<snapshot::LoadedState> loaded) {
+  last_progress_ = parts_.clock->Now();
+  if (!loaded.ok()) return Fail(loaded.status());
+  if (parts_.log != nullptr) {
+    const int world_size = parts_.job->layout().topology().world_size();
+    parts_.log(absl::StrCat(
+        "job goes on job=", parts_.job->spec().name,
+        " snapshot=", parts_.job->spec().stored->path, " step=", loaded->step,
+        loaded->stored_world_size == world_size
+            ? ""
+            : absl::StrCat(" cursors=none: stored of ",
+                           loaded->stored_world_size, " ranks, not ",
+                           world_size),
+        residuals_ != nullptr ? " residuals=none: error feedback starts anew"
+                              : ""));
+  }
+  optimizer::Scalars scalars;
+  scalars.generation = Generation(1);
+  scalars.step = Step(loaded->step);
+  scalars.optimizer_step = loaded->optimizer_step;
+  scalars.groups = loaded->groups;
+  scalars.cursors = loaded->cursors;
+  const absl::Status kept = state_->Commit(std::move(scalars));
+  if (!kept.ok()) return Fail(kept);
+  parts_.job->Restore(loaded->optimizer_step, std::move(loaded->groups),
+                      std::move(loaded->cursors));
+  JoinOthers();
+}
+
+void JobRuntime::JoinOthers() {
   if (num_nodes_ == 1) return membership_->Join(MakeJoin());
   LinksRequest request;
   request.job = parts_.job->spec().name;
@@ -185,10 +276,15 @@ void JobRuntime::OnAllReady() {
 }
 
 v1::Join JobRuntime::MakeJoin() const {
-  v1::Join join =
-      daemon::MakeJoin(parts_.job->spec(), parts_.job->layout(),
-                       plan_->policy(), parts_.default_hold, parts_.algorithms);
+  v1::Join join = daemon::MakeJoin(
+      parts_.job->spec(), parts_.job->layout(), plan_->policy(),
+      parts_.default_hold, parts_.algorithms, parts_.snapshot_files != nullptr);
   *join.mutable_link_cost() = routes_.measured();
+  if (parts_.job->spec().stored.has_value()) {
+    join.set_has_state(true);
+    join.set_weight_version(state_->scalars().step.value());
+    join.set_optimizer_step(state_->scalars().optimizer_step);
+  }
   return join;
 }
 
@@ -231,11 +327,16 @@ void JobRuntime::Published(BucketId bucket, Generation generation, Step step) {
 void JobRuntime::Committed(const engine::StepSummary& summary) {
   last_progress_ = parts_.clock->Now();
   parts_.job->Committed(ToReport(summary));
+  if (snapshots_ != nullptr) snapshots_->OnCommitted(summary.step);
 }
 
 void JobRuntime::Finished(const engine::StepSummary& summary) {
   last_progress_ = parts_.clock->Now();
   parts_.job->Finished(ToReport(summary));
+  if (snapshots_ != nullptr) {
+    snapshots_->OnFinished(summary.step);
+    snapshot_metrics_.Update(snapshots_->status());
+  }
 }
 
 void JobRuntime::Aborted(Step step, Generation next, const absl::Status& why) {
@@ -271,7 +372,42 @@ void JobRuntime::OnPeersLost(const absl::Status& why) {
   BeginStop();
 }
 
+void JobRuntime::SendSnapshot(NodeRank to, const v1::SnapshotFrame& frame) {
+  v1::PeerFrame out;
+  out.set_job(parts_.job->spec().name);
+  out.set_from(parts_.job->node().value());
+  out.set_incarnation(parts_.incarnation.value());
+  *out.mutable_snapshot() = frame;
+  Send(to, out);
+}
+
+absl::StatusOr<Step> JobRuntime::HoldSteps() {
+  return membership_->HoldSteps();
+}
+
+void JobRuntime::ReleaseSteps() { membership_->ReleaseSteps(); }
+
+void JobRuntime::OnSnapshot(const absl::StatusOr<snapshot::Saved>& saved) {
+  const snapshot::SnapshotStatus status = snapshots_->status();
+  snapshot_metrics_.OnSnapshot(status, saved.ok());
+  if (parts_.log == nullptr) return;
+  parts_.log(saved.ok()
+                 ? absl::StrCat("snapshot saved job=", parts_.job->spec().name,
+                                " path=", saved->path, " step=", saved->step,
+                                " bytes=", saved->size_bytes, " seconds=",
+                                absl::ToDoubleSeconds(status.last_duration))
+                 : absl::StrCat("snapshot failed job=", parts_.job->spec().name,
+                                " reason=\"",
+                                std::string(saved.status().message()), "\""));
+}
+
 void JobRuntime::OnPeerFrame(NodeRank from, const v1::PeerFrame& frame) {
+  if (frame.has_snapshot()) {
+    if (snapshots_ != nullptr && frame.job() == parts_.job->spec().name) {
+      snapshots_->OnFrame(from, frame.snapshot());
+    }
+    return;
+  }
   membership_->OnFrame(from, frame);
 }
 
@@ -287,6 +423,7 @@ void JobRuntime::OnView(Generation generation, const v1::View& view) {
     parts_.log(absl::StrCat("exchanges job=", parts_.job->spec().name, " ",
                             routes_.Describe()));
   }
+  if (parts_.job->spec().stored.has_value()) return StartFirst();
   collective_->StartBroadcast(NodeRank(0));
 }
 
@@ -296,12 +433,17 @@ void JobRuntime::OnBroadcast() {
 
 void JobRuntime::StartFirst() {
   has_started_ = true;
-  optimizer_->InitializeFromWeights();
+  if (!parts_.job->spec().stored.has_value()) {
+    optimizer_->InitializeFromWeights();
+  }
   if (published_ != nullptr) {
     published_->Initialize(parts_.job->weights(),
                            WeightVersion(first_step_.value() - 1));
   }
   engine_->Start(generation_, first_step_, collective_.get());
+  if (snapshots_ != nullptr) {
+    snapshots_->OnStarted(WeightVersion(first_step_.value() - 1));
+  }
 }
 
 void JobRuntime::OnCommit(const v1::Commit& commit) {
@@ -447,9 +589,14 @@ void JobRuntime::FailSoon(const absl::Status& why) {
 void JobRuntime::Stop(const absl::Status& why,
                       absl::AnyInvocable<void() &&> done) {
   stopped_ = std::move(done);
+  stop_reason_ = why;
   if (why.ok() && !has_ended_) {
-    membership_->Leave(why);  // OnEnded when all nodes did
-    return;
+    const auto leave = [this, alive = std::weak_ptr<int>(alive_)] {
+      if (alive.expired() || has_ended_) return;
+      membership_->Leave(absl::OkStatus());  // OnEnded when all nodes did
+    };
+    if (snapshots_ == nullptr) return leave();
+    return snapshots_->WhenIdle(leave);  // what is being written gets whole
   }
   if (!has_ended_) membership_->Leave(why);
   // A node that lost its workers may come again; one whose workers closed the
@@ -463,6 +610,14 @@ void JobRuntime::BeginStop() {
   is_stopping_ = true;
   if (peers_ != nullptr) peers_->Stop();
   engine_->Stop();
+  if (loading_ != nullptr) loading_->Cancel();
+  if (snapshots_ != nullptr) {
+    is_saving_ = true;
+    snapshots_->Stop(stop_reason_, [this] {
+      is_saving_ = false;
+      FinishStopIfQuiet();
+    });
+  }
   if (collective_ != nullptr && !is_cancelling_) {
     CancelCollective([] {});
   } else {
@@ -472,7 +627,7 @@ void JobRuntime::BeginStop() {
 
 void JobRuntime::FinishStopIfQuiet() {
   if (!is_stopping_ || !stopped_ || collective_ != nullptr ||
-      engine_->updates_in_flight() > 0) {
+      engine_->updates_in_flight() > 0 || is_saving_ || loading_ != nullptr) {
     return;
   }
   Post(std::exchange(stopped_, nullptr));
@@ -516,6 +671,10 @@ void JobRuntime::OnPeerClosed(const v1::EarlyClose& close) {
 }
 
 std::string JobRuntime::WaitingFor() const {
+  if (loading_ != nullptr) {
+    return absl::StrCat("this node reads snapshot ",
+                        parts_.job->spec().stored->path);
+  }
   std::string waiting = OwnWaitingFor();
   if (waiting.empty() && peers_ != nullptr) waiting = peers_->WaitingFor();
   if (waiting.empty() && has_started_) {

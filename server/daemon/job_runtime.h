@@ -2,9 +2,10 @@
 // engine, collective and optimizer meet. It decides nothing about steps; it
 // orders the life of the job.
 //
-//   all workers ready -> links to the other nodes -> Join -> View ->
-//     collective of the generation
-//     -> initial weights from node 0 to all -> masters -> engine starts
+//   all workers ready -> a stored state is read, if there is one -> links to
+//     the other nodes -> Join -> View -> collective of the generation
+//     -> initial weights from node 0 to all -> masters (both: not if stored)
+//     -> engine starts
 //   Abort -> collective cancelled -> collective of the next generation ->
 //   starts end   -> engine stopped, collective cancelled, updates done ->
 //   memory free
@@ -30,12 +31,15 @@
 #include "server/base/compute_pool.h"
 #include "server/base/executor.h"
 #include "server/base/ids.h"
+#include "server/base/random.h"
 #include "server/collective/collective.h"
 #include "server/collective/published_chunks.h"
+#include "server/daemon/job_loading.h"
 #include "server/daemon/job_peers.h"
 #include "server/daemon/job_routes.h"
 #include "server/daemon/limited_log.h"
 #include "server/daemon/peer_plane.h"
+#include "server/daemon/snapshot_metrics.h"
 #include "server/device/device.h"
 #include "server/engine/job_engine.h"
 #include "server/engine/ports.h"
@@ -47,6 +51,9 @@
 #include "server/optimizer/shard_state.h"
 #include "server/session/local_job.h"
 #include "server/session/session.h"
+#include "server/snapshot/files/file_system.h"
+#include "server/snapshot/job_snapshots.h"
+#include "server/snapshot/loader.h"
 
 namespace ballast::daemon {
 
@@ -71,7 +78,12 @@ struct JobRuntimeParts {
   int buckets_in_flight = 8;
   int64_t batch_bytes = collective::Parts().batch_bytes;
   Algorithms algorithms;
-  std::function<void(const std::string&)> log;  // null: nowhere
+  // Null: no snapshots are kept; then `random` and `io` are not needed.
+  snapshot::FileSystem* snapshot_files = nullptr;
+  base::ComputePool* io = nullptr;  // for files
+  base::Random* random = nullptr;
+  snapshot::Schedule snapshots;
+  std::function<void(const std::string& event)> log = nullptr;  // null: none
   absl::Duration default_hold = absl::Minutes(10);
   absl::Duration join_timeout = absl::InfiniteDuration();
   absl::Duration peer_timeout = absl::InfiniteDuration();
@@ -84,6 +96,7 @@ class JobRuntime final : public session::JobObserver,
                          public membership::MembershipObserver,
                          public membership::FramePort,
                          public JobPeersHost,
+                         public snapshot::SnapshotPort,
                          public optimizer::UpdateObserver,
                          public collective::CollectiveObserver {
  public:
@@ -112,6 +125,8 @@ class JobRuntime final : public session::JobObserver,
   // Null with one node.
   const JobPeers* peers() const { return peers_.get(); }
   const JobRoutes& routes() const { return routes_; }
+  // Null where none are kept.
+  snapshot::JobSnapshots* snapshots() const { return snapshots_.get(); }
 
   // session::JobObserver
   std::string WaitingFor() const override;
@@ -145,6 +160,11 @@ class JobRuntime final : public session::JobObserver,
   std::string OwnWaitingFor() const override;
   std::optional<v1::EarlyClose> OwnEarlyClose() const override;
   void OnPeerClosed(const v1::EarlyClose& close) override;
+  // snapshot::SnapshotPort
+  void SendSnapshot(NodeRank to, const v1::SnapshotFrame& frame) override;
+  absl::StatusOr<Step> HoldSteps() override;
+  void ReleaseSteps() override;
+  void OnSnapshot(const absl::StatusOr<snapshot::Saved>& saved) override;
   // membership::FramePort
   void Send(NodeRank to, const v1::PeerFrame& frame) override;
   // optimizer::UpdateObserver
@@ -159,6 +179,10 @@ class JobRuntime final : public session::JobObserver,
  private:
   explicit JobRuntime(JobRuntimeParts parts);
   absl::Status Initialize();
+  void MakeSnapshots();
+  void Load();
+  void OnLoaded(absl::StatusOr<snapshot::LoadedState> loaded);
+  void JoinOthers();
   v1::Join MakeJoin() const;
   absl::Status MakeCollective(Generation generation);
   void CancelCollective(absl::AnyInvocable<void() &&> then);
@@ -176,7 +200,10 @@ class JobRuntime final : public session::JobObserver,
   // Null but in delta mode.
   std::unique_ptr<collective::PublishedChunks> published_;
   std::unique_ptr<optimizer::ShardState> state_;
-  std::unique_ptr<optimizer::Residuals> residuals_;  // with error feedback
+  std::unique_ptr<optimizer::Residuals> residuals_;    // with error feedback
+  std::unique_ptr<snapshot::JobSnapshots> snapshots_;  // null: none are kept
+  SnapshotMetrics snapshot_metrics_;
+  std::unique_ptr<JobLoading> loading_;  // of a stored job, until it is read
   std::unique_ptr<optimizer::Optimizer> optimizer_;
   std::unique_ptr<engine::JobEngine> engine_;
   std::unique_ptr<membership::Membership> membership_;
@@ -192,6 +219,8 @@ class JobRuntime final : public session::JobObserver,
   bool has_ended_ = false;  // for membership
   bool is_stopping_ = false;
   bool is_cancelling_ = false;  // a collective's Cancel is under way
+  bool is_saving_ = false;      // a snapshot's Stop is under way
+  absl::Status stop_reason_;
   absl::Time last_progress_;
   absl::AnyInvocable<void() &&> stopped_;
   std::shared_ptr<int> alive_;  // weak in what is posted

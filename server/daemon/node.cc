@@ -1,11 +1,15 @@
 #include "server/daemon/node.h"
 
+#include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/optimizer_name.h"
 #include "server/base/names.h"
 #include "server/base/status_macros.h"
+#include "server/snapshot/loader.h"
+#include "server/snapshot/stored.h"
 
 namespace ballast::daemon {
 namespace {
@@ -81,10 +85,31 @@ void FillQuality(const layout::Layout& layout, const JobRuntime& runtime,
   }
 }
 
+void FillSnapshots(const snapshot::JobSnapshots* snapshots,
+                   v1::SnapshotStatus* reply) {
+  if (snapshots == nullptr) return;
+  const snapshot::SnapshotStatus status = snapshots->status();
+  reply->set_enabled(true);
+  reply->set_saving(status.is_saving);
+  reply->set_bytes_written(status.bytes_written);
+  reply->set_bytes_total(status.bytes_total);
+  reply->set_saved(status.saved);
+  reply->set_failed(status.failed);
+  reply->set_skipped(status.skipped);
+  if (status.last.has_value()) {
+    reply->set_last_path(status.last->path);
+    reply->set_last_step(status.last->step);
+    reply->set_last_size_bytes(status.last->size_bytes);
+  }
+  reply->set_last_seconds(absl::ToDoubleSeconds(status.last_duration));
+  reply->set_last_error(std::string(status.last_error.message()));
+}
+
 session::Options SessionOptions(const Leaves& leaves,
                                 const NodeOptions& options) {
   session::Options result = options.sessions;
   result.allow_many_nodes = leaves.peers != nullptr;
+  result.keeps_snapshots = leaves.snapshot_files != nullptr;
   return result;
 }
 
@@ -96,6 +121,7 @@ Node::Node(const Leaves& leaves, const NodeOptions& options)
       sessions_(std::make_unique<session::Sessions>(
           SessionOptions(leaves, options), leaves.device, leaves.executor,
           this)),
+      lookups_(leaves.io),
       alive_(std::make_shared<int>(0)) {}
 
 Node::~Node() {
@@ -124,6 +150,10 @@ absl::StatusOr<session::JobObserver*> Node::StartJob(session::LocalJob* job) {
   parts.buckets_in_flight = options_.buckets_in_flight;
   parts.batch_bytes = options_.batch_bytes;
   parts.default_hold = options_.sessions.default_hold;
+  parts.snapshot_files = leaves_.snapshot_files;
+  parts.io = leaves_.io;
+  parts.random = leaves_.random;
+  parts.snapshots = options_.snapshots;
   parts.join_timeout = options_.sessions.join_timeout;
   parts.peer_timeout = options_.peer_timeout;
   parts.algorithms = options_.algorithms;
@@ -134,6 +164,54 @@ absl::StatusOr<session::JobObserver*> Node::StartJob(session::LocalJob* job) {
   JobRuntime* const result = runtime.get();
   runtimes_[name] = std::move(runtime);
   return result;
+}
+
+void Node::FindStored(const session::AttachRequest& request, uint32_t uid,
+                      session::StoredDone done) {
+  const session::JobSpec& job = request.job;
+  if (leaves_.snapshot_files == nullptr) {
+    if (job.load.empty()) return std::move(done)(std::nullopt);
+    return std::move(done)(absl::FailedPreconditionError(absl::StrCat(
+        "load=", base::Quoted(job.load),
+        ": this daemon keeps no snapshots; set its snapshots.directory")));
+  }
+  snapshot::JobIdentity identity;
+  identity.tenant = job.tenant;
+  identity.uid = uid;
+  identity.optimizer = job.optimizer;
+  identity.any_momentum =
+      std::any_of(job.groups.begin(), job.groups.end(),
+                  [](const auto& group) { return group.momentum != 0; });
+  identity.num_groups = job.groups.size();
+  // Two threads, in turn.
+  auto found =
+      std::make_shared<absl::StatusOr<std::optional<snapshot::Stored>>>();
+  lookups_.Run(
+      [found, files = leaves_.snapshot_files, name = job.name, load = job.load,
+       identity, tensors = job.tensors] {
+        *found = snapshot::FindStored(*files, name, load, identity, tensors);
+      },
+      [found, done = std::move(done)]() mutable {
+        if (!found->ok()) return std::move(done)(found->status());
+        if (!(*found)->has_value()) return std::move(done)(std::nullopt);
+        const snapshot::Stored& stored = ***found;
+        std::move(done)(
+            session::StoredJob{stored.path, stored.checksum, stored.step});
+      });
+}
+
+void Node::SaveSnapshot(const std::string& job, const std::string& name,
+                        snapshot::SaveDone done) {
+  const auto it = runtimes_.find(job);
+  if (it == runtimes_.end()) {
+    return std::move(done)(absl::NotFoundError(
+        absl::StrCat("there is no job ", base::Quoted(job), " on this node")));
+  }
+  if (it->second->snapshots() == nullptr) {
+    return std::move(done)(absl::FailedPreconditionError(
+        "this daemon keeps no snapshots: set its snapshots.directory"));
+  }
+  it->second->snapshots()->Save(name, std::move(done));
 }
 
 void Node::EndJob(session::LocalJob* job, const absl::Status& why,
@@ -216,6 +294,7 @@ absl::StatusOr<v1::GetJobReply> Node::GetJob(const std::string& name) const {
   if (const JobRuntime* const runtime = Find(name); runtime != nullptr) {
     FillSteps(runtime->engine(), &reply);
     FillQuality(layout, *runtime, &reply);
+    FillSnapshots(runtime->snapshots(), reply.mutable_snapshots());
     reply.set_steps_since_progress_ms(absl::ToInt64Milliseconds(
         leaves_.clock->Now() - runtime->last_progress()));
     reply.set_routes(runtime->routes().Describe());

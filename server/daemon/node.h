@@ -35,6 +35,9 @@
 #include "server/device/device.h"
 #include "server/metrics/metrics.h"
 #include "server/session/sessions.h"
+#include "server/snapshot/files/file_system.h"
+#include "server/snapshot/io_queue.h"
+#include "server/snapshot/job_snapshots.h"
 
 namespace ballast::daemon {
 
@@ -48,6 +51,9 @@ struct Leaves {
   metrics::Metrics* metrics = nullptr;  // null: none
   PeerPlane* peers = nullptr;           // null: jobs of one node only
   std::function<void(const std::string&)> warn = nullptr;  // null: nowhere
+  // Null: no snapshots are kept. `io` runs what touches files.
+  snapshot::FileSystem* snapshot_files = nullptr;
+  base::ComputePool* io = nullptr;
 };
 
 struct NodeOptions {
@@ -56,6 +62,7 @@ struct NodeOptions {
   int64_t batch_bytes = collective::Parts().batch_bytes;
   absl::Duration peer_timeout = absl::Seconds(30);
   Algorithms algorithms;
+  snapshot::Schedule snapshots;
 };
 
 class Node final : public session::JobHost, public JobRuntimeHost {
@@ -72,6 +79,10 @@ class Node final : public session::JobHost, public JobRuntimeHost {
   std::vector<v1::JobSummary> Jobs() const;
   absl::StatusOr<v1::GetJobReply> GetJob(const std::string& name) const;
 
+  // NotFound; FailedPrecondition where no snapshots are kept.
+  void SaveSnapshot(const std::string& job, const std::string& name,
+                    snapshot::SaveDone done);
+
   // No job is left: it is safe to end.
   bool is_empty() const { return runtimes_.empty(); }
   // Null if there is no such job (any more). For checks in simulation.
@@ -82,6 +93,8 @@ class Node final : public session::JobHost, public JobRuntimeHost {
       session::LocalJob* job) override;
   void EndJob(session::LocalJob* job, const absl::Status& why,
               absl::AnyInvocable<void() &&> done) override;
+  void FindStored(const session::AttachRequest& request, uint32_t uid,
+                  session::StoredDone done) override;
   // JobRuntimeHost
   void FailJob(session::LocalJob* job, const absl::Status& why) override;
 
@@ -92,6 +105,7 @@ class Node final : public session::JobHost, public JobRuntimeHost {
   const NodeOptions options_;
   absl::btree_map<std::string, std::unique_ptr<JobRuntime>> runtimes_;
   std::unique_ptr<session::Sessions> sessions_;
+  snapshot::IoQueue lookups_;   // of stored jobs
   std::shared_ptr<int> alive_;  // weak in what is posted
 };
 

@@ -70,6 +70,17 @@ absl::Duration PeerTimeout(const v1::Config& config) {
       .value_or(absl::Seconds(30));
 }
 
+snapshot::Schedule SnapshotSchedule(const v1::Config& config) {
+  const v1::SnapshotsConfig& snapshots = config.snapshots();
+  snapshot::Schedule schedule;
+  schedule.every_steps = snapshots.every_steps();
+  schedule.every =
+      ParseDuration(snapshots.every()).value_or(absl::InfiniteDuration());
+  schedule.keep = snapshots.keep();
+  schedule.max_bytes_per_second = snapshots.max_bytes_per_second();
+  return schedule;
+}
+
 std::string TransportAddress(const v1::Config& config) {
   const v1::TransportConfig& transport = config.transport();
   if (!transport.listen_address().empty()) return transport.listen_address();

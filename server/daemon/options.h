@@ -13,6 +13,7 @@
 #include "server/daemon/job_routes.h"
 #include "server/daemon/ucx_peer_plane.h"
 #include "server/session/sessions.h"
+#include "server/snapshot/job_snapshots.h"
 
 namespace ballast::daemon {
 
@@ -27,6 +28,7 @@ absl::Duration JoinTimeout(const v1::Config& config);
 uint64_t MaxTotalBytes(const v1::Config& config);  // 0 -> 4/5 of the memory
 session::Options SessionOptions(const v1::Config& config);
 absl::Duration PeerTimeout(const v1::Config& config);
+snapshot::Schedule SnapshotSchedule(const v1::Config& config);
 // Where data of other nodes comes in; empty: the address of the one device.
 std::string TransportAddress(const v1::Config& config);
 Algorithms ExchangeAlgorithms(const v1::Config& config);

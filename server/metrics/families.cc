@@ -8,6 +8,10 @@ const std::vector<double> kStepBuckets = {
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25,
     0.5,   1,      2.5,   5,    10,    30,   60,  120};
 
+// 0.1 s to 30 minutes.
+const std::vector<double> kSnapshotBuckets = {0.1, 0.25, 0.5, 1,   2.5, 5,   10,
+                                              30,  60,   120, 300, 600, 1800};
+
 const std::vector<FamilyInfo>& Table() {
   static const std::vector<FamilyInfo> table = {
       {.family = Family::kJobs,
@@ -40,8 +44,8 @@ const std::vector<FamilyInfo>& Table() {
        .kind = Kind::kCounter,
        .labels = {{"method",
                    {"GetServerInfo", "Attach", "Begin", "Detach", "Close",
-                    "GetStats", "Version", "Status", "ListJobs", "GetJob",
-                    "Drain", "Rendezvous"}},
+                    "GetStats", "Save", "SaveSnapshot", "Version", "Status",
+                    "ListJobs", "GetJob", "Drain", "Rendezvous"}},
                   {"code",
                    {"OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT",
                     "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
@@ -209,6 +213,40 @@ const std::vector<FamilyInfo>& Table() {
        .name = "ballast_membership_generation",
        .help = "Number of the membership view.",
        .kind = Kind::kGauge,
+       .is_per_job = true},
+      {.family = Family::kSnapshots,
+       .name = "ballast_snapshots_total",
+       .help = "Snapshots by outcome; skipped: due while another one was "
+               "being written.",
+       .kind = Kind::kCounter,
+       .is_per_job = true,
+       .labels = {{"outcome", {"saved", "failed", "skipped"}}}},
+      {.family = Family::kSnapshotDuration,
+       .name = "ballast_snapshot_duration_seconds",
+       .help = "Time of a whole snapshot, from the order to the rename.",
+       .kind = Kind::kHistogram,
+       .is_per_job = true,
+       .buckets = kSnapshotBuckets},
+      {.family = Family::kSnapshotLastStep,
+       .name = "ballast_snapshot_last_step",
+       .help = "Step of the last whole snapshot.",
+       .kind = Kind::kGauge,
+       .is_per_job = true},
+      {.family = Family::kSnapshotLastTimestamp,
+       .name = "ballast_snapshot_last_success_timestamp_seconds",
+       .help = "Unix time of the last whole snapshot.",
+       .kind = Kind::kGauge,
+       .is_per_job = true},
+      {.family = Family::kSnapshotBytes,
+       .name = "ballast_snapshot_bytes_total",
+       .help = "Bytes of whole snapshots, of all nodes.",
+       .kind = Kind::kCounter,
+       .is_per_job = true},
+      {.family = Family::kSnapshotCopiedBytes,
+       .name = "ballast_snapshot_copied_bytes_total",
+       .help = "Bytes of state that steps copied for a snapshot before they "
+               "changed them: what snapshots cost training.",
+       .kind = Kind::kCounter,
        .is_per_job = true},
       {.family = Family::kSharedBufferBytes,
        .name = "ballast_shared_buffer_bytes",

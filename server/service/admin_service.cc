@@ -54,6 +54,24 @@ class AdminService final : public v1::AdminService::CallbackService {
     });
   }
 
+  ServerUnaryReactor* SaveSnapshot(CallbackServerContext* context,
+                                   const v1::SaveSnapshotRequest* request,
+                                   v1::SaveSnapshotReply* reply) override {
+    ServerUnaryReactor* const reactor = context->DefaultReactor();
+    parts_.executor->Post([this, request, reply,
+                           responder = Responder(reactor, "SaveSnapshot",
+                                                 parts_.observer)]() mutable {
+      parts_.node->SaveSnapshot(
+          request->job(), request->name(),
+          [reply, responder = std::move(responder)](
+              absl::StatusOr<v1::SaveSnapshotReply> saved) mutable {
+            if (saved.ok()) *reply = *saved;
+            responder.Finish(saved.status());
+          });
+    });
+    return reactor;
+  }
+
   ServerUnaryReactor* Drain(CallbackServerContext* context,
                             const v1::DrainRequest*, v1::DrainReply*) override {
     return Answer(context, "Drain", [this] {

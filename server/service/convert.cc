@@ -157,6 +157,7 @@ absl::StatusOr<session::AttachRequest> FromProto(
   parsed.placement.node_rank = NodeRank(topology.node_rank());
   parsed.has_initial_values = request.has_initial_values();
   parsed.job.coordinator = request.coordinator();
+  parsed.job.load = request.load();
   return parsed;
 }
 

@@ -7,6 +7,7 @@
 
 #include <string>
 
+#include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
 #include "proto/admin.pb.h"
 #include "proto/worker.pb.h"
@@ -22,6 +23,12 @@ class NodeControl {
   virtual v1::ListJobsReply ListJobs() = 0;
   // NotFound names the job.
   virtual absl::StatusOr<v1::GetJobReply> GetJob(const std::string& name) = 0;
+  // A snapshot of a job, at any node of it; `done` is called on the control
+  // thread once it is durable, or cannot be. NotFound names the job.
+  using SaveDone =
+      absl::AnyInvocable<void(absl::StatusOr<v1::SaveSnapshotReply>) &&>;
+  virtual void SaveSnapshot(const std::string& job, const std::string& name,
+                            SaveDone done) = 0;
   // Starts to drain; returns at once, the process exits when it is done.
   virtual void Drain() = 0;
 };

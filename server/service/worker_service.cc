@@ -72,13 +72,12 @@ class WorkerService final : public v1::WorkerService::CallbackService {
     parts_.executor->Post([this, key = *std::move(key),
                            parsed = *std::move(parsed), reply,
                            responder = std::move(responder)]() mutable {
-      auto attach = std::make_unique<PendingAttach>(PendingAttach{
-          std::move(key), std::move(parsed), reply, std::move(responder)});
-      const PendingAttach& what = *attach;
-      parts_.sessions->BeforeAttach(
-          what.key, what.request, [this, attach = std::move(attach)]() mutable {
-            attach->responder.Finish(DoAttach(
-                attach->key, std::move(attach->request), attach->reply));
+      parts_.sessions->AttachWhenKnown(
+          key, std::move(parsed),
+          [reply, responder = std::move(responder)](
+              absl::StatusOr<session::AttachReply> result) mutable {
+            if (result.ok()) *reply = ToProto(*result);
+            responder.Finish(result.status());
           });
     });
     return reactor;
@@ -123,6 +122,35 @@ class WorkerService final : public v1::WorkerService::CallbackService {
     });
   }
 
+  ServerUnaryReactor* Save(CallbackServerContext* context,
+                           const v1::SaveRequest* request,
+                           v1::SaveReply* reply) override {
+    ServerUnaryReactor* const reactor = context->DefaultReactor();
+    Responder responder(reactor, "Save", parts_.observer);
+    absl::StatusOr<std::string> key = Key(*context);
+    if (!key.ok()) {
+      responder.Finish(key.status());
+      return reactor;
+    }
+    parts_.executor->Post([this, key = *std::move(key), request, reply,
+                           responder = std::move(responder)]() mutable {
+      const auto job = parts_.sessions->JobOf(key);
+      if (!job.ok()) return responder.Finish(job.status());
+      parts_.node->SaveSnapshot(
+          (*job)->spec().name, request->name(),
+          [reply, responder = std::move(responder)](
+              absl::StatusOr<v1::SaveSnapshotReply> saved) mutable {
+            if (saved.ok()) {
+              reply->set_path(saved->path());
+              reply->set_step(saved->step());
+              reply->set_size_bytes(saved->size_bytes());
+            }
+            responder.Finish(saved.status());
+          });
+    });
+    return reactor;
+  }
+
   ServerUnaryReactor* GetStats(CallbackServerContext* context,
                                const v1::GetStatsRequest*,
                                v1::GetStatsReply* reply) override {
@@ -132,13 +160,6 @@ class WorkerService final : public v1::WorkerService::CallbackService {
   }
 
  private:
-  struct PendingAttach {
-    std::string key;
-    session::AttachRequest request;
-    v1::AttachReply* reply;
-    Responder responder;
-  };
-
   // `answer` runs on the control thread with the caller's key; request and
   // reply live until Finish.
   template <typename Function>
@@ -156,14 +177,6 @@ class WorkerService final : public v1::WorkerService::CallbackService {
       responder.Finish(answer(key));
     });
     return reactor;
-  }
-
-  absl::Status DoAttach(const std::string& key, session::AttachRequest request,
-                        v1::AttachReply* reply) {
-    ASSIGN_OR_RETURN(const session::AttachReply result,
-                     parts_.sessions->Attach(key, std::move(request)));
-    *reply = ToProto(result);
-    return absl::OkStatus();
   }
 
   absl::Status DoGetStats(const std::string& key, v1::GetStatsReply* reply) {

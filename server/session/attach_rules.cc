@@ -46,6 +46,12 @@ absl::Status CheckAgrees(const LocalJob& local, const AttachRequest& request) {
         "job ", name, " is held here, and resume=\"never\" does not go on ",
         "with it: end it, or take another name"));
   }
+  if (local.has_begun() && !request.job.load.empty()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "job ", name, " is held here: it goes on as it is, and load=",
+        base::Quoted(request.job.load),
+        " would replace its state; end it, or leave load out"));
+  }
   return absl::OkStatus();
 }
 

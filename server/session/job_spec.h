@@ -4,6 +4,7 @@
 #define SERVER_SESSION_JOB_SPEC_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,15 @@
 #include "server/layout/layout.h"
 
 namespace ballast::session {
+
+// A state in files that the job goes on from.
+struct StoredJob {
+  std::string path;       // below the daemon's snapshots.directory
+  uint64_t checksum = 0;  // of its manifest: which one it is
+  int64_t step = 0;       // the weights' version
+
+  bool operator==(const StoredJob&) const = default;
+};
 
 struct JobSpec {
   std::string name;
@@ -25,6 +35,8 @@ struct JobSpec {
   uint64_t bucket_bytes = 0;                     // 0: the daemon's default
   absl::Duration hold = absl::ZeroDuration();    // zero: the daemon's default
   std::string coordinator;  // host:port of node 0; empty: the daemon's default
+  std::string load;         // a snapshot to start from; empty: by `resume`
+  std::optional<StoredJob> stored;  // found by the daemon
 };
 
 struct Placement {

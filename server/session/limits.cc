@@ -154,6 +154,9 @@ std::string Difference(const JobSpec& job, const JobSpec& other) {
     return Differs("coordinator", base::Quoted(job.coordinator),
                    base::Quoted(other.coordinator));
   }
+  if (job.load != other.load) {
+    return Differs("load", base::Quoted(job.load), base::Quoted(other.load));
+  }
   if (job.bucket_bytes != other.bucket_bytes) {
     return Differs("bucket_bytes", absl::StrCat(job.bucket_bytes),
                    absl::StrCat(other.bucket_bytes));
@@ -193,7 +196,8 @@ uint64_t LeastBytes(const JobSpec& spec, int local_world_size) {
 }
 
 MemoryNeed EstimateMemory(const JobSpec& spec, const layout::Layout& layout,
-                          NodeRank node, int compute_threads) {
+                          NodeRank node, int compute_threads,
+                          bool keeps_snapshots) {
   const uint64_t workers = layout.topology().local_world_size;
   const uint64_t moments =
       kernels::StateArrays(spec.optimizer, AnyMomentum(spec.groups));
@@ -211,6 +215,14 @@ MemoryNeed EstimateMemory(const JobSpec& spec, const layout::Layout& layout,
     for (const layout::Bucket& bucket : layout.buckets()) {
       need.residuals += 2 * sizeof(float) * bucket.scratch_elements;
     }
+  }
+  if (keeps_snapshots) {
+    // One copy of the owned state, with its published weights where they are
+    // not a cast of the masters.
+    const bool has_published = policy.ok() && (policy->weights.quantizes() ||
+                                               !policy->overrides.empty());
+    need.snapshot = layout.state_elements(node) * 4 *
+                    (1 + moments + (has_published ? 1 : 0));
   }
   need.undo = compute_threads * layout.options().chunk_bytes * (1 + moments);
   return need;

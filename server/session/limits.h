@@ -41,13 +41,15 @@ struct MemoryNeed {
   uint64_t state = 0;      // masters, moments, reduced gradients
   uint64_t undo = 0;       // one chunk of state per thread
   uint64_t residuals = 0;  // two of every gradient's elements
+  uint64_t snapshot = 0;   // a copy of the state, where snapshots are on
   uint64_t total() const {
     return gradients + weights + initial + control_blocks + state + undo +
-           residuals;
+           residuals + snapshot;
   }
 };
 MemoryNeed EstimateMemory(const JobSpec& spec, const layout::Layout& layout,
-                          NodeRank node, int compute_threads);
+                          NodeRank node, int compute_threads,
+                          bool keeps_snapshots = false);
 
 }  // namespace ballast::session
 

@@ -31,12 +31,14 @@ std::string_view Name(JobState state) {
 }
 
 LocalJob::LocalJob(device::Device* device, base::Executor* executor,
-                   JobSpec spec, layout::Layout layout, NodeRank node)
+                   JobSpec spec, layout::Layout layout, NodeRank node,
+                   uint32_t uid)
     : device_(device),
       executor_(executor),
       spec_(std::move(spec)),
       layout_(std::move(layout)),
       node_(node),
+      uid_(uid),
       consumed_(layout_.buckets().size()),
       published_(layout_.buckets().size()),
       groups_(spec_.groups),
@@ -46,9 +48,9 @@ LocalJob::~LocalJob() = default;
 
 absl::StatusOr<std::unique_ptr<LocalJob>> LocalJob::Create(
     device::Device* device, base::Executor* executor, JobSpec spec,
-    layout::Layout layout, NodeRank node) {
-  auto job = std::unique_ptr<LocalJob>(
-      new LocalJob(device, executor, std::move(spec), std::move(layout), node));
+    layout::Layout layout, NodeRank node, uint32_t uid) {
+  auto job = std::unique_ptr<LocalJob>(new LocalJob(
+      device, executor, std::move(spec), std::move(layout), node, uid));
   const std::string& name = job->spec_.name;
   ASSIGN_OR_RETURN(job->weights_,
                    device->AllocateShared(
@@ -152,6 +154,16 @@ std::string LocalJob::WaitingFor() const {
   std::string missing = Missing();
   if (!missing.empty() || observer_ == nullptr) return missing;
   return observer_->WaitingFor();
+}
+
+void LocalJob::Restore(int64_t optimizer_step,
+                       std::vector<kernels::HyperParameters> groups,
+                       std::vector<std::string> cursors) {
+  optimizer_step_ = optimizer_step;
+  groups_ = std::move(groups);
+  for (size_t l = 0; l < cursors.size() && l < slots_.size(); ++l) {
+    slots_[l]->RestoreCursor(std::move(cursors[l]));
+  }
 }
 
 // ---- The engine's port. ----
@@ -266,11 +278,13 @@ absl::StatusOr<AttachReply> LocalJob::Attach(LocalRank rank, WorkerLink* link,
         absl::StrCat("rank ", global, " of job ", base::Quoted(spec_.name),
                      " is attached already, by pid ", slot.identity().pid));
   }
-  const bool needs_initial = !has_begun() && global == 0;
+  const bool is_stored = spec_.stored.has_value();
+  const bool needs_initial = !has_begun() && global == 0 && !is_stored;
   if (needs_initial && !has_initial_values) {
     return absl::FailedPreconditionError(absl::StrCat(
         "no weights of job ", base::Quoted(spec_.name),
-        " are held here: rank 0 must give the tensors' initial values"));
+        " are held or stored here: rank 0 must give the tensors' initial "
+        "values"));
   }
   RETURN_IF_ERROR(slot.Occupy(link, open_.has_value() ? open_->word() : 0));
   if (has_begun()) StoreState(slot);
@@ -279,7 +293,8 @@ absl::StatusOr<AttachReply> LocalJob::Attach(LocalRank rank, WorkerLink* link,
     return status;
   }
   return AttachReply{link->identity().incarnation, &layout_,
-                     needs_initial ? weights_->size_bytes() : 0, has_begun()};
+                     needs_initial ? weights_->size_bytes() : 0,
+                     has_begun() || is_stored};
 }
 
 absl::Status LocalJob::SendSegments(LocalRank rank, bool needs_initial) {

@@ -59,7 +59,7 @@ class LocalJob {
   // are posted to `executor`, one per turn: many stores, one system call.
   static absl::StatusOr<std::unique_ptr<LocalJob>> Create(
       device::Device* device, base::Executor* executor, JobSpec spec,
-      layout::Layout layout, NodeRank node);
+      layout::Layout layout, NodeRank node, uint32_t uid = 0);
   ~LocalJob();
 
   void set_observer(JobObserver* observer) { observer_ = observer; }
@@ -67,6 +67,8 @@ class LocalJob {
   const JobSpec& spec() const { return spec_; }
   const layout::Layout& layout() const { return layout_; }
   NodeRank node() const { return node_; }
+  // Whose job it is.
+  uint32_t uid() const { return uid_; }
   int local_world_size() const { return layout_.topology().local_world_size; }
   Rank RankOf(LocalRank rank) const;
   JobState state() const;
@@ -75,6 +77,12 @@ class LocalJob {
   // Borrowed memory for collective and optimizer.
   std::span<const std::byte> gradients(LocalRank rank) const;
   std::span<std::byte> weights();
+
+  // Of a stored state, before the first Open: what workers are told at Begin.
+  // `cursors` by local rank, or none.
+  void Restore(int64_t optimizer_step,
+               std::vector<kernels::HyperParameters> groups,
+               std::vector<std::string> cursors);
 
   // ---- The engine's port (engine::WorkerPort says when). ----
 
@@ -145,7 +153,7 @@ class LocalJob {
   };
 
   LocalJob(device::Device* device, base::Executor* executor, JobSpec spec,
-           layout::Layout layout, NodeRank node);
+           layout::Layout layout, NodeRank node, uint32_t uid);
   SlotsView view() const { return {slots_, RankOf(LocalRank(0))}; }
   absl::Status SendSegments(LocalRank rank, bool needs_initial);
   void StoreState(Slot& slot);
@@ -162,6 +170,7 @@ class LocalJob {
   const JobSpec spec_;
   const layout::Layout layout_;
   const NodeRank node_;
+  const uint32_t uid_;
   JobObserver* observer_ = nullptr;
   std::vector<std::unique_ptr<Slot>> slots_;
   std::unique_ptr<device::SharedBuffer> weights_;

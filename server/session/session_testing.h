@@ -6,6 +6,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -145,7 +146,12 @@ class FakeHost final : public JobHost {
     std::move(done)();
   }
 
+  void FindStored(const AttachRequest&, uint32_t, StoredDone done) override {
+    std::move(done)(stored);
+  }
+
   absl::Status refusal = absl::OkStatus();
+  std::optional<StoredJob> stored;
   std::map<std::string, FakeObserver> observers;
   std::map<std::string, absl::Status> ended;
 };

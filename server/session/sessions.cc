@@ -160,10 +160,10 @@ absl::StatusOr<AttachReply> Sessions::Attach(const Key& key,
   if (const auto it = jobs_.find(request.job.name); it != jobs_.end()) {
     return AttachTo(it->second.get(), key, connection, request);
   }
-  if (request.resume == Resume::kMust) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("no job ", base::Quoted(request.job.name),
-                     " is held here, and resume=\"must\" starts none"));
+  if (request.resume == Resume::kMust && !request.job.stored.has_value()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "no job ", base::Quoted(request.job.name),
+        " is held or stored here, and resume=\"must\" starts none"));
   }
   ASSIGN_OR_RETURN(Job * job,
                    CreateJob(request, connection->link->identity().uid));
@@ -202,7 +202,7 @@ absl::StatusOr<AttachReply> Sessions::AttachTo(Job* job, const Key& key,
   Log("worker attached job=", job->local->spec().name,
       " rank=", request.placement.rank.value(),
       " pid=", connection->link->identity().pid,
-      reply.resumed ? " resumed at the open step" : "");
+      job->local->has_begun() ? " resumed at the open step" : "");
   if (job->local->has_begun() && job->local->num_missing() == 0) {
     executor_->Cancel(std::exchange(job->timer, 0));
   }
@@ -226,12 +226,14 @@ absl::StatusOr<Sessions::Job*> Sessions::CreateJob(const AttachRequest& request,
       MakeLayout(request, options_.chunk_bytes, limits.max_tensors));
   auto job = std::make_unique<Job>();
   job->uid = uid;
-  job->need = EstimateMemory(request.job, layout, request.placement.node_rank,
-                             options_.compute_threads);
+  job->need =
+      EstimateMemory(request.job, layout, request.placement.node_rank,
+                     options_.compute_threads, options_.keeps_snapshots);
   RETURN_IF_ERROR(CheckRoom(limits, bytes(), job->need.total(), name));
-  ASSIGN_OR_RETURN(job->local, LocalJob::Create(device_, executor_, request.job,
-                                                std::move(layout),
-                                                request.placement.node_rank));
+  ASSIGN_OR_RETURN(
+      job->local,
+      LocalJob::Create(device_, executor_, request.job, std::move(layout),
+                       request.placement.node_rank, uid));
   ASSIGN_OR_RETURN(JobObserver * observer, host_->StartJob(job->local.get()));
   job->local->set_observer(observer);
   Job* const result = job.get();
@@ -431,6 +433,50 @@ void Sessions::Delete(LocalJob* local) {
     executor_->Cancel(waiter->timer);
     waiter->Run();
   }
+}
+
+// Shared by the functions that wait in turn.
+struct Sessions::PendingAttach {
+  Key key;
+  AttachRequest request;
+  AttachDone done;
+};
+
+void Sessions::AttachWhenKnown(const Key& key, AttachRequest request,
+                               AttachDone done) {
+  auto pending = std::make_shared<PendingAttach>(
+      PendingAttach{key, std::move(request), std::move(done)});
+  BeforeAttach(key, pending->request,
+               [this, pending] { FindThenAttach(std::move(pending)); });
+}
+
+void Sessions::FindThenAttach(std::shared_ptr<PendingAttach> pending) {
+  const auto attach = [this, pending] {
+    std::move(pending->done)(Attach(pending->key, std::move(pending->request)));
+  };
+  const AttachRequest& request = pending->request;
+  const auto connection = Lookup(pending->key);
+  const bool starts_fresh =
+      request.resume == Resume::kNever && request.job.load.empty();
+  if (!connection.ok() || !accepting_.ok() || starts_fresh ||
+      jobs_.contains(request.job.name)) {
+    return attach();
+  }
+  // The path of a search in files depends on what is checked here.
+  if (absl::Status status =
+          CheckRequest(request, options_.limits, options_.allow_many_nodes);
+      !status.ok()) {
+    return std::move(pending->done)(std::move(status));
+  }
+  host_->FindStored(request, (*connection)->link->identity().uid,
+                    [pending, attach, alive = std::weak_ptr<bool>(alive_)](
+                        absl::StatusOr<std::optional<StoredJob>> stored) {
+                      if (!stored.ok())
+                        return std::move(pending->done)(stored.status());
+                      if (alive.lock() == nullptr) return;
+                      pending->request.job.stored = *std::move(stored);
+                      attach();
+                    });
 }
 
 void Sessions::BeforeAttach(const Key& key, const AttachRequest& request,

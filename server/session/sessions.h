@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -32,6 +33,11 @@
 
 namespace ballast::session {
 
+using StoredDone =
+    absl::AnyInvocable<void(absl::StatusOr<std::optional<StoredJob>>) &&>;
+// `reply` is valid during the call only.
+using AttachDone = absl::AnyInvocable<void(absl::StatusOr<AttachReply>) &&>;
+
 // Who computes for the jobs: the daemon, or a simulation.
 class JobHost {
  public:
@@ -45,6 +51,11 @@ class JobHost {
   // the job's memory any more.
   virtual void EndJob(LocalJob* job, const absl::Status& why,
                       absl::AnyInvocable<void() &&> done) = 0;
+  // The stored state that a new job of this request of `uid` goes on from:
+  // the one that it names, or the newest of its name; nullopt: none. `done`
+  // is called on the control thread, perhaps at once.
+  virtual void FindStored(const AttachRequest& request, uint32_t uid,
+                          StoredDone done) = 0;
 };
 
 struct Options {
@@ -55,6 +66,7 @@ struct Options {
   uint64_t default_bucket_bytes = 4 << 20;
   uint64_t chunk_bytes = 256 << 10;
   int compute_threads = 1;        // for the undo records in the memory formula
+  bool keeps_snapshots = false;   // for the memory formula too
   bool allow_many_nodes = false;  // a link to other nodes exists
   metrics::Metrics* metrics = nullptr;  // null: none
   // One line per event in the life of jobs and workers; null: none.
@@ -100,6 +112,11 @@ class Sessions {
   // Every job fails with `why`; jobs() is empty once their hosts are done.
   void FailAll(const absl::Status& why);
 
+  // Attach, at once, or once what it depends on is known: while a job of this
+  // name is just ending, when it is gone; for a new job, when the host has
+  // said what is stored of it.
+  void AttachWhenKnown(const Key& key, AttachRequest request, AttachDone done);
+
   // Runs `fn`, which attaches, at once, or, while a job of this name is just
   // ending, when it is gone (or does not end in time): a worker that closed a
   // job may open one of the same name right away. If nobody is attached to the
@@ -116,6 +133,7 @@ class Sessions {
 
  private:
   struct EndWaiter;
+  struct PendingAttach;
   struct Job {
     std::unique_ptr<LocalJob> local;
     MemoryNeed need;
@@ -124,6 +142,7 @@ class Sessions {
     bool is_ending = false;
     std::vector<std::shared_ptr<EndWaiter>> waiters;  // for its deletion
   };
+  void FindThenAttach(std::shared_ptr<PendingAttach> pending);
   absl::StatusOr<Connection*> Lookup(const Key& key);
   absl::StatusOr<Connection*> LookupAttached(const Key& key);
   absl::Status CheckMember(const Job& job, const Connection& connection,

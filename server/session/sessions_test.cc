@@ -100,6 +100,63 @@ TEST_F(SessionsTest, ANameIsFreeAfterItsJobsEnd) {
   EXPECT_TRUE(is_called);
 }
 
+TEST_F(SessionsTest, AStoredJobNeedsNoInitialValues) {
+  host_.stored = StoredJob{"job/step-00000007", 1, 7};
+  Connect("key");
+  std::optional<absl::StatusOr<AttachReply>> reply;
+  const auto attach = [&](AttachRequest request) {
+    reply.reset();
+    sessions_.AttachWhenKnown("key", std::move(request),
+                              [&](auto result) { reply = std::move(result); });
+  };
+  AttachRequest request = SmallRequest("job", 0, 1);
+  request.has_initial_values = false;
+  request.resume = Resume::kMust;
+  attach(request);
+  ASSERT_THAT(*reply, IsOk());
+  EXPECT_TRUE((*reply)->resumed);
+  EXPECT_EQ((*reply)->initial_bytes, 0);
+  LocalJob* const job = sessions_.Find("job");
+  EXPECT_EQ(job->spec().stored, host_.stored);
+  // What is stored is told at Begin.
+  std::optional<BeginReply> begun;
+  sessions_.Begin("key", absl::InfiniteDuration(), [&](auto r) { begun = *r; });
+  job->Restore(6, {{.lr = 0.5}}, {"here"});
+  job->Open(Generation(1), Step(8));
+  ASSERT_TRUE(begun.has_value());
+  EXPECT_EQ(begun->open_step, Step(8));
+  EXPECT_EQ(begun->optimizer_step, 6);
+  EXPECT_EQ(begun->cursor, "here");
+  EXPECT_EQ(begun->groups[0].lr, 0.5);
+  // It is held now: nothing replaces its state.
+  ASSERT_THAT(sessions_.Detach("key"), IsOk());
+  request.job.load = "other";
+  attach(request);
+  EXPECT_THAT(*reply, StatusIs(absl::StatusCode::kFailedPrecondition));
+}
+
+TEST_F(SessionsTest, WhatIsStoredIsNotLookedAtIfItMayNotGoOn) {
+  host_.stored = StoredJob{"job/step-00000007", 1, 7};
+  Connect("key");
+  AttachRequest request = SmallRequest("job", 0, 1);
+  request.resume = Resume::kNever;
+  std::optional<absl::StatusOr<AttachReply>> reply;
+  sessions_.AttachWhenKnown("key", request,
+                            [&](auto result) { reply = std::move(result); });
+  ASSERT_THAT(*reply, IsOk());
+  EXPECT_FALSE((*reply)->resumed);
+  EXPECT_GT((*reply)->initial_bytes, 0);
+  // Nothing is stored, and there must be something.
+  host_.stored.reset();
+  Connect("other");
+  request = SmallRequest("other", 0, 1);
+  request.resume = Resume::kMust;
+  sessions_.AttachWhenKnown("other", request,
+                            [&](auto result) { reply = std::move(result); });
+  EXPECT_THAT(*reply, StatusIs(absl::StatusCode::kFailedPrecondition,
+                               "held or stored"));
+}
+
 TEST_F(SessionsTest, AnUnknownKeyHasNoLease) {
   EXPECT_THAT(Attach("nobody", SmallRequest("job", 0, 1)),
               StatusIs(absl::StatusCode::kFailedPrecondition, "lease"));

@@ -93,6 +93,8 @@ class Slot {
   // The input of `word` is part of a committed step from now on.
   void CommitInput(uint64_t word);
   const std::string& cursor() const { return cursor_; }  // committed
+  // Of a stored state.
+  void RestoreCursor(std::string cursor) { cursor_ = std::move(cursor); }
 
   // Words that made no sense, since the worker attached.
   uint64_t ignored() const { return ignored_; }

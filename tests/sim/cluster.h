@@ -32,6 +32,7 @@
 #include "server/base/sim_executor.h"
 #include "server/daemon/node.h"
 #include "server/device/host/host_device.h"
+#include "server/snapshot/files/file_system.h"
 #include "server/transport/inproc/inproc_peer_link.h"
 #include "server/transport/inproc/inproc_transport.h"
 #include "server/transport/inproc/link_model.h"
@@ -65,9 +66,11 @@ class Cluster final : public SimWorld {
       transport::Transport* inner, base::Executor* executor)>;
 
   // `kernels`, `wrap`: a broken table or transport is a negative control; the
-  // reference model always uses the scalar reference.
+  // reference model always uses the scalar reference. `files`: where the nodes
+  // keep snapshots; null: they keep none.
   Cluster(const Scenario& scenario, uint64_t seed,
-          const kernels::Kernels& kernels, WrapTransport wrap = nullptr);
+          const kernels::Kernels& kernels, WrapTransport wrap = nullptr,
+          snapshot::FileSystem* files = nullptr);
   ~Cluster() override;
 
   Result Run();  // Start and all that follows
@@ -99,6 +102,7 @@ class Cluster final : public SimWorld {
     // Members go in reverse order: a crash. Nothing runs in between.
     base::SimProcess process;
     base::SimComputePool pool;
+    base::SimComputePool io;
     device::HostDevice device;
     base::SeededRandom random;
     std::unique_ptr<transport::Transport> transport;
@@ -119,6 +123,7 @@ class Cluster final : public SimWorld {
   const Scenario scenario_;
   const kernels::Kernels& kernels_;
   const WrapTransport wrap_;
+  snapshot::FileSystem* const files_;
   base::SimExecutor world_;
   base::SeededRandom seeds_;
   transport::LinkModel links_;

@@ -69,6 +69,9 @@ struct Scenario {
   std::vector<int> absent;  // ranks that never come
   transport::LinkFaults link;
   bool has_interfaces = false;  // a node's links share their rate
+  int64_t snapshot_every = 0;   // steps; 0: none are kept
+  // The version that is stored, and gone on from; 0: initial values are given.
+  int64_t first_version = 0;
   std::vector<Fault> faults;
   // Empty: the job ends well. Otherwise what the error says.
   std::string expect_failure;

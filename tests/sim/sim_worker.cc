@@ -105,7 +105,7 @@ session::AttachRequest SimWorker::MakeRequest() const {
                        .local_rank = LocalRank(id_.rank % scenario.workers),
                        .local_world_size = scenario.workers,
                        .node_rank = NodeRank(node_)};
-  request.has_initial_values = id_.rank == 0;
+  request.has_initial_values = id_.rank == 0 && scenario.first_version == 0;
   return request;
 }
 
@@ -115,13 +115,17 @@ void SimWorker::Start() {
       node_, [world = world_, id = id_, key = key_, request = MakeRequest(),
               link = std::move(link)](daemon::Node& node) mutable {
         node.sessions().OnConnected(key, std::move(link));
-        auto reply = node.sessions().Attach(key, std::move(request));
-        std::shared_ptr<layout::Layout> layout;
-        if (reply.ok())
-          layout = std::make_shared<layout::Layout>(*reply->layout);
-        world->CallWorker(id, [reply, layout](SimWorker& worker) {
-          worker.OnAttached(reply, layout);
-        });
+        node.sessions().AttachWhenKnown(
+            key, std::move(request),
+            [world, id](absl::StatusOr<session::AttachReply> reply) {
+              std::shared_ptr<layout::Layout> layout;
+              if (reply.ok()) {
+                layout = std::make_shared<layout::Layout>(*reply->layout);
+              }
+              world->CallWorker(id, [reply, layout](SimWorker& worker) {
+                worker.OnAttached(reply, layout);
+              });
+            });
       });
 }
 

@@ -1,0 +1,233 @@
+// Whole jobs that keep snapshots, on a disk that fails, in a world that ends at
+// any moment, and that go on from what is stored on other nodes: the bits are
+// those of the run that was never interrupted.
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+#include "kernels/reference/reference.h"
+#include "server/base/random.h"
+#include "server/snapshot/files/catalog.h"
+#include "server/snapshot/files/export.h"
+#include "server/snapshot/files/memory_file_system.h"
+#include "server/snapshot/files/snapshot_reader.h"
+#include "tests/sim/cluster.h"
+#include "tests/sim/scenario.h"
+
+namespace ballast::sim {
+namespace {
+
+using snapshot::MemoryFileSystem;
+
+Scenario MakeScenario(int nodes, int workers) {
+  Scenario scenario;
+  scenario.name = "snapshots";
+  scenario.nodes = nodes;
+  scenario.workers = workers;
+  scenario.tensors = {
+      {.name = "wte", .shape = {5, 2000}},
+      {.name = "scalar", .shape = {}},
+      {.name = "mlp", .shape = {6001}, .dtype = kernels::DType::kBFloat16},
+      {.name = "frozen", .shape = {300}, .trainable = false},
+      {.name = "ones", .shape = {2500}}};
+  scenario.optimizer = kernels::OptimizerKind::kAdamW;
+  scenario.groups = {{.lr = 0.01, .weight_decay = 0.1}};
+  scenario.clip = 1;
+  scenario.steps = 6;
+  scenario.snapshot_every = 2;
+  scenario.overlap = true;
+  return scenario;
+}
+
+Result RunJob(const Scenario& scenario, uint64_t seed,
+              MemoryFileSystem* files) {
+  return Cluster(scenario, seed, kernels::Reference(), nullptr, files).Run();
+}
+
+std::string Violations(const Result& result) {
+  std::string text;
+  for (const std::string& violation : result.violations) {
+    absl::StrAppend(&text, violation, "\n");
+  }
+  return text;
+}
+
+int64_t NewestStep(MemoryFileSystem& files) {
+  const auto newest = snapshot::FindNewest(files, kJobName);
+  EXPECT_TRUE(newest.ok()) << newest.status();
+  if (!newest.ok() || !newest->has_value()) return 0;
+  return (*newest)->step;
+}
+
+int CountTemporary(MemoryFileSystem& files) {
+  const auto entries = files.List(kJobName);
+  int count = 0;
+  if (!entries.ok()) return count;
+  for (const auto& entry : *entries) count += entry.name[0] == '.';
+  return count;
+}
+
+// Goes on from what is stored, to `steps`.
+void GoOn(Scenario scenario, int64_t steps, uint64_t seed,
+          MemoryFileSystem* files, const std::string& what) {
+  scenario.first_version = NewestStep(*files);
+  scenario.steps = steps;
+  const Result result = RunJob(scenario, seed, files);
+  EXPECT_TRUE(result.passed()) << what << "\n" << Violations(result);
+}
+
+std::string StateOf(MemoryFileSystem& files, int64_t step) {
+  auto reader = snapshot::SnapshotReader::Open(
+      files, absl::StrCat(kJobName, "/", snapshot::StepName(step)));
+  EXPECT_TRUE(reader.ok()) << reader.status();
+  if (!reader.ok()) return "";
+  MemoryFileSystem out;
+  EXPECT_TRUE(snapshot::ExportSnapshot(
+                  **reader, snapshot::ExportContent::kState, out, "state")
+                  .ok());
+  return *out.Contents("state");
+}
+
+TEST(SnapshotTest, IsTheStateOfItsStepOnAnyNodes) {  // I17, I18, I20
+  std::vector<std::string> states;
+  for (const auto& [nodes, workers] :
+       {std::pair(3, 2), std::pair(1, 6), std::pair(6, 1), std::pair(2, 3)}) {
+    MemoryFileSystem files;
+    const Result result = RunJob(MakeScenario(nodes, workers), 5, &files);
+    ASSERT_TRUE(result.passed()) << Violations(result);
+    // One that is due while another is being written is left out.
+    ASSERT_EQ(NewestStep(files), 6);
+    const auto entries = snapshot::ListSnapshots(files, kJobName);
+    ASSERT_EQ(entries->size(), 2u);
+    states.push_back(StateOf(files, 6));
+    EXPECT_EQ(states.back(), states.front()) << nodes << "x" << workers;
+    EXPECT_NE(StateOf(files, entries->front().step), states.front());
+    // Other nodes go on from it, and end where those would have.
+    GoOn(MakeScenario(2, 3), 9, 6, &files, "on 2x3");
+    GoOn(MakeScenario(6, 1), 12, 7, &files, "on 6x1");
+    GoOn(MakeScenario(1, 6), 14, 8, &files, "on 1x6");
+  }
+}
+
+// Published weights that are no cast of the masters come from the files too.
+TEST(SnapshotTest, KeepsQuantizedWeights) {  // I20
+  for (const char* exchange :
+       {"zeropp override:*=int8", "zeropp override:mlp=none"}) {
+    MemoryFileSystem files;
+    Scenario scenario = MakeScenario(2, 2);
+    scenario.exchange = exchange;
+    const Result result = RunJob(scenario, 5, &files);
+    ASSERT_TRUE(result.passed()) << exchange << "\n" << Violations(result);
+    GoOn(scenario, 9, 6, &files, exchange);
+  }
+}
+
+TEST(SnapshotTest, SurvivesFaultsOfTraining) {
+  Scenario scenario = MakeScenario(2, 2);
+  scenario.link.loss = 0.05;
+  scenario.link.duplicate = 0.05;
+  scenario.steps = 8;
+  const auto add = [&](Fault::Kind kind, int64_t step, int where) {
+    Fault& fault = scenario.faults.emplace_back();
+    fault.kind = kind;
+    fault.step = step;
+    fault.where = where;
+    return &fault;
+  };
+  add(Fault::Kind::kCrash, 3, 1)->back_after = absl::Milliseconds(50);
+  add(Fault::Kind::kNan, 4, 2);
+  add(Fault::Kind::kValue, 5, 3)->value = 0.5;
+  add(Fault::Kind::kSlow, 6, 0)->back_after = absl::Milliseconds(30);
+  for (uint64_t seed = 0; seed < 10; ++seed) {
+    MemoryFileSystem files;
+    const Result result = RunJob(scenario, seed, &files);
+    EXPECT_TRUE(result.passed()) << seed << "\n" << Violations(result);
+    EXPECT_EQ(result.faults, 4);
+    const int64_t step = NewestStep(files);
+    EXPECT_GE(step, 4);
+    Scenario next = MakeScenario(4, 1);
+    next.faults = scenario.faults;  // the reference model knows of them
+    next.faults[2].step = 100;
+    GoOn(next, 11, seed, &files, absl::StrCat("seed ", seed));
+  }
+}
+
+// The power fails in the middle of it; the machines come again.
+TEST(SnapshotTest, GoesOnFromWhateverACrashLeft) {  // I20, I27
+  int torn = 0;
+  for (uint64_t seed = 0; seed < 40; ++seed) {
+    MemoryFileSystem files;
+    base::SeededRandom random(seed);
+    {
+      Cluster cluster(MakeScenario(2, 2), seed, kernels::Reference(), nullptr,
+                      &files);
+      cluster.Start();
+      const int64_t changes = 3 + static_cast<int64_t>(random.Below(40));
+      for (int i = 0; i < 200'000 && files.changes() < changes; ++i) {
+        if (!cluster.clock().Step()) break;
+      }
+      files.Crash(&random);
+    }
+    torn += CountTemporary(files);
+    GoOn(MakeScenario(1, 4), 8, seed, &files, absl::StrCat("seed ", seed));
+    // I28: nothing of the crash is left.
+    EXPECT_EQ(CountTemporary(files), 0) << seed;
+  }
+  EXPECT_GT(torn, 5);
+}
+
+TEST(SnapshotTest, TrainingIsUnharmedByItsDisk) {
+  int64_t changes = 0;
+  {
+    MemoryFileSystem files;
+    ASSERT_TRUE(RunJob(MakeScenario(2, 1), 1, &files).passed());
+    changes = files.changes();
+  }
+  for (int64_t at = 0; at <= changes; at += 3) {
+    for (const int64_t failures : {int64_t{1}, INT64_MAX}) {
+      MemoryFileSystem files;
+      files.FailAfter(at, failures);
+      const Result result = RunJob(MakeScenario(2, 1), 1, &files);
+      EXPECT_TRUE(result.passed()) << at << "\n" << Violations(result);
+    }
+  }
+  for (const uint64_t capacity : {0u, 1000u, 200'000u, 400'000u}) {
+    MemoryFileSystem files;
+    files.set_capacity(capacity);
+    const Result result = RunJob(MakeScenario(2, 1), 1, &files);
+    EXPECT_TRUE(result.passed()) << capacity << "\n" << Violations(result);
+    EXPECT_EQ(NewestStep(files), capacity < 300'000 ? 0 : NewestStep(files));
+  }
+  MemoryFileSystem files;
+  files.set_read_only(true);
+  EXPECT_TRUE(RunJob(MakeScenario(2, 1), 1, &files).passed());
+}
+
+// The control: a stored state that is not the job's is noticed.
+TEST(SnapshotTest, NoticesAnotherState) {
+  MemoryFileSystem files;
+  Scenario scenario = MakeScenario(2, 1);
+  ASSERT_TRUE(RunJob(scenario, 1, &files).passed());
+  scenario.groups[0].lr = 0.02;  // the reference of another run
+  scenario.first_version = 6;
+  scenario.steps = 8;
+  EXPECT_FALSE(RunJob(scenario, 1, &files).passed());
+}
+
+TEST(SnapshotTest, RefusesADamagedOneAndNodesThatDiffer) {
+  MemoryFileSystem files;
+  Scenario scenario = MakeScenario(2, 1);
+  ASSERT_TRUE(RunJob(scenario, 1, &files).passed());
+  scenario.first_version = 6;
+  std::string& shard = *files.Contents(absl::StrCat(
+      kJobName, "/", snapshot::StepName(6), "/", snapshot::ShardName(1, 2)));
+  shard[shard.size() - 100] ^= 4;
+  scenario.expect_failure = "checksum";
+  const Result result = RunJob(scenario, 1, &files);
+  EXPECT_TRUE(result.passed()) << Violations(result);
+}
+
+}  // namespace
+}  // namespace ballast::sim
