@@ -299,6 +299,21 @@ int ballast_stats(ballast_session* session, double timeout, char** json,
   });
 }
 
+int ballast_save(ballast_session* session, const char* name, double timeout,
+                 int64_t* step, char** path, ballast_error* error) {
+  return Guarded(session, error, [&](Worker& worker) -> absl::Status {
+    if (path != nullptr) *path = nullptr;
+    ASSIGN_OR_RETURN(const absl::Duration limit, Timeout(timeout));
+    ASSIGN_OR_RETURN(const auto saved,
+                     worker.Save(name == nullptr ? "" : name, limit));
+    if (step != nullptr) *step = saved.step;
+    if (path == nullptr) return absl::OkStatus();
+    *path = strdup(saved.path.c_str());
+    return *path != nullptr ? absl::OkStatus()
+                            : absl::ResourceExhaustedError("out of memory");
+  });
+}
+
 void ballast_free(void* memory) { std::free(memory); }
 
 int ballast_detach(ballast_session* session, double timeout,

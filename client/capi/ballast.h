@@ -49,7 +49,7 @@ extern "C" {
 #endif
 
 #define BALLAST_ABI_MAJOR 0
-#define BALLAST_ABI_MINOR 3
+#define BALLAST_ABI_MINOR 4
 /* Whether a caller that was compiled with this header may use a library of
  * this version. */
 #define BALLAST_ABI_FITS(version)                                    \
@@ -158,9 +158,10 @@ const char* ballast_version(void);  /* of the product, "0.1.0" */
  *   rank, world_size, local_rank, local_world_size, node_rank (integers)
  *   optimizer (required): {"name": "adamw", "groups": [{"lr": 1e-3, …}, …]}
  *   exchange ("exact"), gradient_clipping (0: off), bucket_bytes (0: default)
- *   resume ("auto", "never", "must"), hold_seconds (0: the daemon's default)
- *   connect_timeout (30), open_timeout (600)
- * Unknown keys are refused. On success *session must be released. */
+ *   resume ("auto", "never", "must"), load (a snapshot to
+ *   start from: "NAME" of this job or "JOB/NAME"), hold_seconds (0: the
+ * daemon's default) connect_timeout (30), open_timeout (600) Unknown keys are
+ * refused. On success *session must be released. */
 int ballast_open(const char* options_json, const ballast_tensor* tensors,
                  size_t num_tensors, ballast_interrupted interrupted,
                  void* context, ballast_session** session,
@@ -216,6 +217,14 @@ int ballast_cursor(ballast_session* session, void* buffer, size_t capacity,
 int ballast_stats(ballast_session* session, double timeout, char** json,
                   ballast_error* error);
 void ballast_free(void* memory);
+
+/* A snapshot of the job as it is, below the daemon's snapshots.directory:
+ * JOB/NAME; `name` NULL or empty: named by its step. Returns when it is
+ * durable; any rank may call it, alone, the others go on. Each pointer may be
+ * NULL; *path is freed with ballast_free. After BALLAST_DEADLINE_EXCEEDED and
+ * BALLAST_CANCELLED the snapshot goes on without this rank. */
+int ballast_save(ballast_session* session, const char* name, double timeout,
+                 int64_t* step, char** path, ballast_error* error);
 
 /* Detach: the job is held, the rank's place is free. Close: this rank has
  * finished; the job ends when all ranks have closed. Both turn the memory of

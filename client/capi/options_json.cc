@@ -188,6 +188,7 @@ Fields OptionFields(worker::Options& options) {
       {"address", String([&](std::string v) { options.address = v; })},
       {"token", String([&](std::string v) { options.token = v; })},
       {"coordinator", String([&](std::string v) { options.coordinator = v; })},
+      {"load", String([&](std::string v) { options.load = v; })},
       {"exchange",
        String([=](std::string v) { job->mutable_exchange()->set_preset(v); })},
       {"rank", Integer([=](int32_t v) { topology->set_rank(v); })},

@@ -126,12 +126,28 @@ Result Version(const Options& options) {
                                                     {});
 }
 
+Result CheckpointSave(Options options, const std::string& job,
+                      const std::string& name) {
+  options.timeout = absl::Hours(24);
+  v1::SaveSnapshotRequest request;
+  request.set_job(job);
+  request.set_name(name);
+  v1::SaveSnapshotReply reply;
+  Result result = Call(options, &Stub::SaveSnapshot, request, &reply);
+  if (result.code == kOk) {
+    result.out = options.json
+                     ? proto::ToJson(reply).dump(2) + "\n"
+                     : absl::StrCat(reply.path(), ": step ", reply.step(), ", ",
+                                    FormatBytes(reply.size_bytes()), "\n");
+  }
+  return result;
+}
+
 const std::vector<LaterVerb>& LaterVerbs() {
   static const std::vector<LaterVerb> verbs = {
-      {"top", "the link between nodes"},    {"quota", "tenants and quotas"},
-      {"priority", "tenants and quotas"},   {"evict", "tenants and quotas"},
-      {"checkpoint", "snapshots"},          {"plan", "the link between nodes"},
-      {"doctor", "the link between nodes"},
+      {"top", "the link between nodes"},  {"quota", "tenants and quotas"},
+      {"priority", "tenants and quotas"}, {"evict", "tenants and quotas"},
+      {"plan", "the link between nodes"}, {"doctor", "the link between nodes"},
   };
   return verbs;
 }

@@ -37,6 +37,10 @@ Result Jobs(const Options& options);
 Result Job(const Options& options, const std::string& name);
 Result Drain(const Options& options);
 Result Version(const Options& options);
+// Returns when the snapshot is durable, after at most a day. `name` empty:
+// named by its step.
+Result CheckpointSave(Options options, const std::string& job,
+                      const std::string& name);
 
 // Verbs whose part of the daemon is not there yet, and what brings it.
 struct LaterVerb {

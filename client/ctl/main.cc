@@ -4,6 +4,7 @@
 #include <functional>
 #include <string>
 
+#include "client/ctl/checkpoint.h"
 #include "client/ctl/commands.h"
 
 namespace ballast::ctl {
@@ -41,6 +42,36 @@ int Main(int argc, char** argv) {
           [&] { return Drain(options); });
   AddVerb(&app, "version", "the daemon's version", &run,
           [&] { return Version(options); });
+  std::string name;
+  std::string path;
+  std::string out;
+  bool whole_state = false;
+  CLI::App* const checkpoint =
+      app.add_subcommand("checkpoint", "snapshots: save, list, verify, export");
+  checkpoint->require_subcommand(1);
+  CLI::App* const save = checkpoint->add_subcommand(
+      "save", "take one of a job now; returns when it is durable");
+  save->add_option("job", job, "the job's name")->required();
+  save->add_option("name", name, "the snapshot's; by default its step");
+  save->callback(
+      [&] { run = [&] { return CheckpointSave(options, job, name); }; });
+  CLI::App* const list = checkpoint->add_subcommand(
+      "list", "what is in a daemon's snapshots.directory");
+  list->add_option("directory", path)->required();
+  list->callback([&] { run = [&] { return CheckpointList(options, path); }; });
+  CLI::App* const verify = checkpoint->add_subcommand(
+      "verify", "read every byte of a snapshot and compare the checksums");
+  verify->add_option("path", path, "DIRECTORY/JOB/NAME")->required();
+  verify->callback(
+      [&] { run = [&] { return CheckpointVerify(options, path); }; });
+  CLI::App* const exporter = checkpoint->add_subcommand(
+      "export", "write a snapshot's weights as one safetensors file");
+  exporter->add_option("path", path, "DIRECTORY/JOB/NAME")->required();
+  exporter->add_option("out", out, "the file to make")->required();
+  exporter->add_flag("--state", whole_state, "masters and moments too");
+  exporter->callback([&] {
+    run = [&] { return CheckpointExport(options, path, out, whole_state); };
+  });
   for (const LaterVerb& verb : LaterVerbs()) {
     CLI::App* const later = app.add_subcommand(verb.name, "")->group("");
     // Whatever follows: the answer is the same.

@@ -140,6 +140,30 @@ std::string Render(const v1::ListJobsReply& jobs) {
   return JobTable(jobs.jobs());
 }
 
+std::string RenderSnapshots(const v1::SnapshotStatus& snapshots) {
+  if (!snapshots.enabled()) return Line("snapshots", "off");
+  std::string text =
+      Line("snapshots",
+           absl::StrCat(snapshots.saved(), " saved, ", snapshots.failed(),
+                        " failed, ", snapshots.skipped(), " skipped"));
+  if (snapshots.saving()) {
+    text += Line(
+        "saving",
+        absl::StrCat(FormatBytes(snapshots.bytes_written()), " of ",
+                     FormatBytes(snapshots.bytes_total()), " on this node"));
+  }
+  if (!snapshots.last_path().empty()) {
+    text += Line("last snapshot",
+                 absl::StrCat(snapshots.last_path(), ", ",
+                              FormatBytes(snapshots.last_size_bytes()), " in ",
+                              FormatSeconds(snapshots.last_seconds())));
+  }
+  if (!snapshots.last_error().empty()) {
+    text += Line("snapshot error", snapshots.last_error());
+  }
+  return text;
+}
+
 std::string Render(const v1::GetJobReply& job) {
   const v1::JobSummary& summary = job.summary();
   std::string text =
@@ -169,7 +193,7 @@ std::string Render(const v1::GetJobReply& job) {
       Line("weight chunks",
            absl::StrCat(job.weight_chunks_bad(), " damaged, ",
                         job.weight_chunks_healed(), " healed")) +
-      QualityLines(job) +
+      QualityLines(job) + RenderSnapshots(job.snapshots()) +
       Line("waits for",
            summary.waiting_for().empty() ? "nobody" : summary.waiting_for()) +
       Line("last failure",

@@ -266,6 +266,7 @@ absl::StatusOr<Attachment> Attach(const Options& options) {
   *request.mutable_topology() = options.topology;
   request.set_resume(options.resume);
   request.set_coordinator(options.coordinator);
+  request.set_load(options.load);
   request.set_has_initial_values(options.topology.rank() == 0 &&
                                  !options.initial_values.empty());
   RETURN_IF_ERROR(ConnectAndAttach(options, request, left, result));

@@ -101,6 +101,14 @@ absl::StatusOr<v1::GetStatsReply> ControlChannel::GetStats(
       timeout, nullptr);
 }
 
+absl::StatusOr<v1::SaveReply> ControlChannel::Save(
+    const v1::SaveRequest& request, absl::Duration timeout,
+    const Interrupted& interrupted) {
+  return Call<v1::SaveRequest, v1::SaveReply>(stub_.get(),
+                                              &Stub::PrepareAsyncSave, request,
+                                              key_hex_, timeout, interrupted);
+}
+
 absl::Status ControlChannel::Detach(absl::Duration timeout) {
   return Call<v1::DetachRequest, v1::DetachReply>(
              stub_.get(), &Stub::PrepareAsyncDetach, v1::DetachRequest(),

@@ -34,6 +34,10 @@ class ControlChannel {
   absl::StatusOr<v1::BeginReply> Begin(absl::Duration timeout,
                                        const Interrupted& interrupted);
   absl::StatusOr<v1::GetStatsReply> GetStats(absl::Duration timeout);
+  // Answered when the snapshot is durable.
+  absl::StatusOr<v1::SaveReply> Save(const v1::SaveRequest& request,
+                                     absl::Duration timeout,
+                                     const Interrupted& interrupted);
   absl::Status Detach(absl::Duration timeout);
   absl::Status Close(absl::Duration timeout);
 

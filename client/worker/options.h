@@ -21,6 +21,7 @@ struct Options {
   v1::JobSpec job;    // name, tensors, optimizer, exchange, …
   v1::Topology topology;
   v1::Resume resume = v1::RESUME_AUTO;
+  std::string load;         // a snapshot to start from; empty: by `resume`
   std::string coordinator;  // host:port of node 0; empty: the daemon's own
   // Rank 0: the value of each tensor of `job`, in its order, exactly its size;
   // used until Open returns. Empty: no values (resumed jobs). Other ranks'

@@ -452,6 +452,17 @@ absl::StatusOr<std::string> Worker::Stats(absl::Duration timeout) {
   return std::move(*reply->mutable_json());
 }
 
+absl::StatusOr<SavedSnapshot> Worker::Save(const std::string& name,
+                                           absl::Duration timeout) {
+  RETURN_IF_ERROR(CheckUsable());
+  v1::SaveRequest request;
+  request.set_name(name);
+  auto reply = attachment_->connection.channel->Save(request, timeout,
+                                                     options_.interrupted);
+  if (!reply.ok()) return CallError(reply.status(), "save", timeout);
+  return SavedSnapshot{reply->path(), reply->step(), reply->size_bytes()};
+}
+
 absl::Status Worker::Detach(absl::Duration timeout) {
   RETURN_IF_ERROR(CheckUsable());
   RETURN_IF_ERROR(Freeze());

@@ -67,6 +67,12 @@ struct WeightsPlace {
   uint64_t offset = 0;  // 0 for a tensor of no elements
 };
 
+struct SavedSnapshot {
+  std::string path;  // below the daemon's snapshots.directory
+  int64_t step = 0;
+  uint64_t size_bytes = 0;
+};
+
 class Worker {
  public:
   // Blocks until the job runs: all ranks attached, weights published here.
@@ -111,6 +117,13 @@ class Worker {
 
   // One JSON object: this job as the daemon sees it.
   absl::StatusOr<std::string> Stats(absl::Duration timeout);
+
+  // A snapshot of the job as it is, below the daemon's snapshots.directory;
+  // `name` empty: named by its step. Returns when it is durable. Any rank may
+  // call it, alone. DeadlineExceeded and Cancelled: it goes on without this
+  // rank.
+  absl::StatusOr<SavedSnapshot> Save(const std::string& name,
+                                     absl::Duration timeout);
 
   // The slot is free; the job is held for a while.
   absl::Status Detach(absl::Duration timeout);

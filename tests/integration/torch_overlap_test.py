@@ -303,7 +303,7 @@ class EngineTest(Base):
         self.assertEqual(engine.global_steps, 1)
         for call in (engine.save_checkpoint, engine.load_checkpoint):
             self.assertRaisesWith(ballast.FailedPrecondition,
-                                  "comes with snapshots", call)
+                                  "snapshot", call)
 
     def test_what_is_refused(self):
         config = {**self.CONFIG, "zero_optimization": {

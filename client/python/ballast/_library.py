@@ -12,7 +12,7 @@ from typing import (Any, Callable, Generator, List, NamedTuple, Optional,
 
 from . import errors
 
-_ABI_MAJOR, _ABI_MINOR = 0, 3
+_ABI_MAJOR, _ABI_MINOR = 0, 4
 _CANCELLED = 1
 ALL_TENSORS = (1 << (8 * ctypes.sizeof(c_size_t))) - 1
 
@@ -87,6 +87,8 @@ _PROTOTYPES = {
     "ballast_wait": (c_int, [c_void_p, c_size_t, c_double, _ERROR]),
     "ballast_cursor": (c_int, [c_void_p, c_void_p, c_size_t,
                                POINTER(c_size_t), _ERROR]),
+    "ballast_save": (c_int, [c_void_p, c_char_p, c_double, POINTER(c_int64),
+                             POINTER(c_void_p), _ERROR]),
     "ballast_stats": (c_int, [c_void_p, c_double, POINTER(c_void_p),
                               _ERROR]),
     "ballast_free": (None, [c_void_p]),
@@ -272,6 +274,15 @@ class Handle:
             return ctypes.string_at(text.value).decode()
         finally:
             self._library.ballast_free(text)
+
+    def save(self, name: str, timeout: float) -> str:
+        path = c_void_p()
+        self.call(lambda error: self._library.ballast_save(
+            self._session, name.encode(), timeout, None, byref(path), error))
+        try:
+            return ctypes.string_at(path.value).decode()
+        finally:
+            self._library.ballast_free(path)
 
     def detach(self, timeout: float) -> None:
         self.call(lambda error: self._library.ballast_detach(

@@ -43,8 +43,12 @@ class Session:
         a policy's keys:
         {"preset": "zeropp", "gradients": {"block": 64}}.
       gradient_clipping: largest global norm; None or 0: no clipping.
-      resume: "auto": a held job of this name and tensors goes on; "never":
-        it is refused; "must": there must be one.
+      resume: "auto": a held job of this name and tensors goes on, else the
+        newest snapshot of it; "never": a held job is refused, a snapshot not
+        looked at; "must": there must be one.
+      load: a snapshot to start from: "NAME" of this job, or "JOB/NAME". Any
+        number of nodes and ranks may load it; cursors are given only to as
+        many ranks as it was saved on. Refused if the job is held.
       address: the daemon's handle socket. Default: BALLAST_ADDRESS, else
         unix:///run/ballast/ballastd.sock.
       coordinator: host:port of node 0's peer plane. Default:
@@ -75,7 +79,8 @@ class Session:
                  trainable: Union[None, str, Sequence[str]] = None,
                  exchange: Union[str, Mapping[str, Any]] = "exact",
                  gradient_clipping: Optional[float] = None,
-                 resume: str = "auto", address: Optional[str] = None,
+                 resume: str = "auto", load: Optional[str] = None,
+                 address: Optional[str] = None,
                  coordinator: Optional[str] = None,
                  token: Optional[str] = None, timeout: float = 600.0,
                  connect_timeout: float = 30.0, rank: Optional[int] = None,
@@ -121,6 +126,12 @@ class Session:
                                              "connect_timeout"),
             optimizer={"name": name,
                        "groups": [g.flat() for g in self.param_groups]})
+        if load is not None:
+            if not isinstance(load, str) or not load:
+                raise errors.InvalidArgument(
+                    "load must be the name of a snapshot or None, not %s"
+                    % _names.shown(load))
+            options["load"] = load
         if self.coordinator:
             options["coordinator"] = self.coordinator
         if tenant is not None:
@@ -322,6 +333,31 @@ class Session:
         each step. Not collective."""
         self._trace.write(path, self.rank, self.job)
 
+    # ---- Snapshots. ----
+
+    def save(self, name: str = "", timeout: Optional[float] = None) -> str:
+        """Keeps the job as it is now, all of it, in the daemon's
+        snapshots.directory: masters, moments, cursors, hyperparameters.
+        Returns when it is durable; the other ranks go on meanwhile.
+
+        Args:
+          name: of the snapshot (grammar of job names); a snapshot of this
+            name is replaced, and is never pruned. Default: the step's,
+            "step-00000123".
+          timeout: seconds, instead of the session's; after it the snapshot
+            goes on without this rank.
+
+        Returns its path below that directory, "JOB/NAME". Not collective.
+        """
+        if not isinstance(name, str):
+            raise errors.InvalidArgument(
+                "the name of a snapshot must be a str, not %s"
+                % type(name).__name__)
+        limit = self.timeout
+        if timeout is not None:
+            limit = _options.seconds(timeout, "timeout")
+        return self._handle.save(name, limit)
+
     # ---- Comes later. ----
 
     def gather(self, names: Sequence[str]) -> None:
@@ -336,15 +372,13 @@ class Session:
             "release comes with secondary_partition: none; in this version "
             "all weights are resident")
 
-    def save(self, path: str) -> None:
-        """Not in this version."""
+    def load(self, name: str) -> None:
+        """Refused: the state of a running job is all ranks'. A job starts
+        from a snapshot by Session(…, load=name)."""
         raise errors.FailedPrecondition(
-            "save comes with snapshots; state_dict() gives the weights")
-
-    def load(self, path: str) -> None:
-        """Not in this version."""
-        raise errors.FailedPrecondition(
-            "load comes with snapshots; give weights as `tensors`")
+            "load(%s): a running job keeps its state; close it on all ranks "
+            "and open it with load=%s" % (_names.shown(name),
+                                          _names.shown(name)))
 
     # ---- The end. ----
 

@@ -82,6 +82,10 @@ class FakeHandle:
     def wait(self, tensor, timeout):
         self.calls.append(("wait", tensor))
 
+    def save(self, name, timeout):
+        self.calls.append(("save", name, timeout))
+        return "j/" + (name or "step-00000001")
+
     def stats(self, timeout):
         return '{"name": "j"}'
 
@@ -270,12 +274,33 @@ class SessionTest(unittest.TestCase):
 
     def test_what_comes_later_says_so(self):
         s = session()
-        for call in (lambda: s.gather(["w"]), lambda: s.release(["w"]),
-                     lambda: s.save("x"), lambda: s.load("x")):
+        for call in (lambda: s.gather(["w"]), lambda: s.release(["w"])):
             with self.assertRaises(errors.FailedPrecondition) as caught:
                 call()
             self.assertIn(" comes with ", str(caught.exception))
         self.assertEqual(s.stats(), {"name": "j"})
+
+    def test_saves_and_says_how_to_load(self):
+        s = session(timeout=7.0)
+        self.assertEqual(s.save(), "j/step-00000001")
+        self.assertEqual(s.save("best", timeout=2), "j/best")
+        self.assertEqual(FakeHandle.last.calls[-2:],
+                         [("save", "", 7.0), ("save", "best", 2.0)])
+        for name in (3, None, b"x"):
+            with self.assertRaises(errors.InvalidArgument):
+                s.save(name)
+        with self.assertRaises(errors.FailedPrecondition) as caught:
+            s.load("best")
+        self.assertIn("load=", str(caught.exception))
+
+    def test_load_is_an_option(self):
+        session(load="other/best")
+        self.assertEqual(FakeHandle.last.options["load"], "other/best")
+        session()
+        self.assertNotIn("load", FakeHandle.last.options)
+        for name in ("", 3, b"x"):
+            with self.assertRaises(errors.InvalidArgument):
+                session(load=name)
 
     def test_trace_is_chromes_format(self):
         s = session()

@@ -102,14 +102,16 @@ def check_unowned(entries: List[Entry]) -> None:
 
 def until_closed(open_it: Callable[[], None], timeout: float) -> None:
     """Opens a job again that this rank has closed: refused until the last
-    rank has, too."""
+    rank has, too. It is opened with resume="never": what is stored of it is
+    not what the caller wants."""
     deadline = time.monotonic() + timeout
     while True:
         try:
             return open_it()
         except errors.FailedPrecondition as error:
-            if "has closed job" not in str(error) or \
-                    time.monotonic() >= deadline:
+            is_closing = "has closed job" in str(error) or \
+                'resume="never" does not go on' in str(error)
+            if not is_closing or time.monotonic() >= deadline:
                 raise
         time.sleep(0.02)
 

@@ -163,14 +163,15 @@ class Engine:
         return self.module.state_dict()
 
     def save_checkpoint(self, *_unused: Any, **_named: Any) -> None:
-        """Not in this version."""
+        """Refused: says what to call instead."""
         raise errors.FailedPrecondition(
-            "save_checkpoint comes with snapshots; torch.save("
-            "engine.module.state_dict()) keeps the weights, and a held job "
-            "goes on by itself")
+            "save_checkpoint: the state is the daemon's; engine.optimizer."
+            "save(name) keeps it in its snapshots.directory, and torch.save("
+            "engine.module.state_dict()) the weights alone")
 
     def load_checkpoint(self, *_unused: Any, **_named: Any) -> None:
-        """Not in this version."""
+        """Refused: says what to do instead."""
         raise errors.FailedPrecondition(
-            "load_checkpoint comes with snapshots; load weights into the "
-            "model before initialize(), or call optimizer.load_weights()")
+            "load_checkpoint: a job goes on from its newest snapshot by "
+            "itself, or opens with load=name; weights alone go into the model "
+            "before initialize(), or optimizer.load_weights() takes them")

@@ -45,7 +45,7 @@ class Optimizer(torch.optim.Optimizer):
         rank 0's, by the process group, which must be initialised; "local":
         they stay with this process.
       strict: refuse what the exchange policy cannot honour.
-      job, exchange, resume, address, coordinator, token, timeout,
+      job, exchange, resume, load, address, coordinator, token, timeout,
       connect_timeout, tenant, bucket_bytes, hold, rank, world_size,
       local_rank, local_world_size, node_rank: see ballast.Session. With
       several nodes and an initialised process group, rank 0's coordinator is
@@ -63,7 +63,8 @@ class Optimizer(torch.optim.Optimizer):
                  job: Optional[str] = None, exchange: Any = "exact",
                  gradient_clipping: Optional[float] = None,
                  overlap: bool = False, backward_passes_per_step: int = 1,
-                 resume: str = "auto", address: Optional[str] = None,
+                 resume: str = "auto", load: Optional[str] = None,
+                 address: Optional[str] = None,
                  coordinator: Optional[str] = None,
                  token: Optional[str] = None, strict: bool = True,
                  buffers: str = "cursor", timeout: float = 600.0,
@@ -115,7 +116,7 @@ class Optimizer(torch.optim.Optimizer):
         self._is_finished = False
         self._state = State(None if buffers == "local" else model,
                             _setup.sharing(buffers, model, place))
-        self._open(resume)
+        self._open(resume, load)
         if self.session.resumed:
             self._take_over()
         if model is not None:
@@ -124,9 +125,9 @@ class Optimizer(torch.optim.Optimizer):
         _setup.live.add(self)
         atexit.register(_setup.end_at_exit, weakref.ref(self))
 
-    def _open(self, resume: str) -> None:
+    def _open(self, resume: str, load: Optional[str] = None) -> None:
         self.session: Session = Session(
-            tensors=_weights.values(self._entries), resume=resume,
+            tensors=_weights.values(self._entries), resume=resume, load=load,
             **self._arguments)
         self._is_open = True
         copies = self.grad_copies if hasattr(self, "_gradients") else 0
@@ -314,7 +315,12 @@ class Optimizer(torch.optim.Optimizer):
         _mistakes.check_not_ddp(self._model, self._entries)
         self._end_session()
         self._is_open = False
-        _setup.until_closed(lambda: self._open("auto"), self.session.timeout)
+        _setup.until_closed(lambda: self._open("never"), self.session.timeout)
+
+    def save(self, name: str = "", timeout: Optional[float] = None) -> str:
+        """Keeps the whole job in the daemon's snapshots.directory, as
+        ballast.Session.save. Any rank may call it, alone."""
+        return self.session.save(name, timeout)
 
     def drop_edits(self) -> None:
         """Forgets in-place edits of weights; the published ones show."""

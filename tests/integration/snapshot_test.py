@@ -1,0 +1,352 @@
+"""Snapshots of real daemons: saved on some nodes and ranks, loaded on others,
+damaged, interrupted, on disks that are full or read-only."""
+
+import contextlib
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import unittest
+
+import lab
+import nodes
+
+if not lab.missing():
+    import numpy as np
+    import ballast
+    import job
+
+_ADAMW = {"name": "adamw", "lr": 0.01, "betas": (0.9, 0.95), "eps": 1e-8,
+          "weight_decay": 0.1}
+_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "uint16"}
+_SHAPES = dict(job.SHAPES, wte=((200, 301), "float32")) \
+    if not lab.missing() else {}
+
+
+def read_safetensors(path):
+    """The file by plain numpy, from the published description of the format:
+    {name: array}, bf16 as uint16."""
+    with open(path, "rb") as stream:
+        size, = struct.unpack("<Q", stream.read(8))
+        header = json.loads(stream.read(size))
+        data = stream.read()
+    header.pop("__metadata__", None)
+    arrays, end = {}, 0
+    for name, entry in sorted(header.items(),
+                              key=lambda item: item[1]["data_offsets"]):
+        start, stop = entry["data_offsets"]
+        assert start == end, name
+        end = stop
+        arrays[name] = np.frombuffer(
+            data[start:stop], _DTYPES[entry["dtype"]]).reshape(entry["shape"])
+    assert end == len(data)
+    return arrays
+
+
+def ctl(*arguments):
+    """(exit code, output, errors) of ballastctl checkpoint …"""
+    done = subprocess.run(
+        [os.environ["BALLASTCTL"], "checkpoint", *map(str, arguments)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        timeout=lab.PATIENCE)
+    return done.returncode, done.stdout, done.stderr
+
+
+class SnapshotTest(nodes.NodesCase):
+
+    def setUp(self):
+        self.root = tempfile.mkdtemp(prefix="ballast-snap-", dir="/tmp")
+        self.addCleanup(shutil.rmtree, self.root, ignore_errors=True)
+
+    def start(self, count, *overrides):
+        return self.start_nodes(count, "snapshots.directory=" + self.root,
+                                *overrides)
+
+    def names(self):
+        return sorted(os.listdir(os.path.join(self.root, "job")))
+
+    def shapes_only(self):
+        return {name: (shape, dtype)
+                for name, (shape, dtype) in _SHAPES.items()}
+
+    def open(self, daemons, rank, workers, stored, **options):
+        tensors = options.pop("tensors", None) or (
+            self.shapes_only() if stored else job.initial(_SHAPES))
+        arguments = dict(optimizer=_ADAMW, gradient_clipping=0.5,
+                         trainable=[n for n in _SHAPES if n != "layer.0.bias"])
+        arguments.update(options)
+        return self.session(daemons, rank, workers, tensors, **arguments)
+
+    def train(self, session, steps):
+        for step in session.steps(steps):
+            for name in session.grads:
+                session.grads[name][...] = job.gradient(
+                    name, step, session.rank, _SHAPES)
+            session.step(cursor=b"%d of %d" % (session.rank, step))
+
+    def run_job(self, count, workers, steps, stored=False, save=None,
+                overrides=(), **options):
+        """Opens, trains up to `steps`, saves under the name, closes. What
+        rank 0 saw when it opened and closed, and each rank's cursor."""
+        daemons = self.start(count, *overrides)
+        barrier = threading.Barrier(count * workers)
+
+        def worker(rank):
+            with self.open(daemons, rank, workers, stored, **options) as s:
+                first = (s.open_step, s.optimizer_step, s.cursor,
+                         job.weights(s))
+                self.train(s, steps)
+                barrier.wait(lab.PATIENCE)
+                if save is not None and rank == count * workers - 1:
+                    self.assertEqual(s.save(save), "job/" + save)
+                barrier.wait(lab.PATIENCE)
+                return first, job.weights(s)
+
+        results = lab.run_ranks(count * workers, worker)
+        self.assert_nothing_is_left(daemons)
+        for daemon in daemons:
+            daemon.stop()
+        return results
+
+    def export(self, name, *flags):
+        out = os.path.join(self.root, "%s%d.safetensors"
+                           % (name, len(os.listdir(self.root))))
+        code, _, errors = ctl("export", os.path.join(self.root, "job", name),
+                              out, *flags)
+        self.assertEqual(code, 0, errors)
+        with open(out, "rb") as stream:
+            return out, stream.read()
+
+    def test_any_nodes_and_ranks_and_back(self):  # I17
+        saved = self.run_job(3, 2, 4, save="a")
+        path, state = self.export("a", "--state")
+        arrays = read_safetensors(path)
+        for name, weights in saved[0][1].items():
+            self.assertBitsEqual(arrays["weights:" + name], weights, name)
+        before = "a"
+        for count, workers, name in ((1, 1, "b"), (2, 3, "c"), (5, 1, "d"),
+                                     (3, 2, "e")):
+            with self.subTest(nodes=count, workers=workers):
+                results = self.run_job(count, workers, 4, stored=True,
+                                       load=before, save=name)
+                before = name
+                for rank, ((step, updates, cursor, first), _) in \
+                        enumerate(results):
+                    self.assertEqual((step, updates), (5, 4))
+                    # Cursors are of as many ranks as are saved: none left.
+                    self.assertEqual(cursor, b"")
+                    for tensor, weights in first.items():  # I25
+                        self.assertBitsEqual(weights, saved[0][1][tensor])
+                self.assertEqual(self.export(name, "--state")[1], state)
+
+    def test_goes_on_with_the_bits_of_the_run_that_never_stopped(self):  # I20
+        for exchange in ("exact", "zeropp", "delta4"):
+            with self.subTest(exchange=exchange):
+                shutil.rmtree(os.path.join(self.root, "job"),
+                              ignore_errors=True)
+                whole = self.run_job(2, 2, 6, exchange=exchange,
+                                     resume="never")
+                part = self.run_job(2, 2, 3, exchange=exchange, save="half",
+                                    resume="never")
+                rest = self.run_job(2, 2, 6, stored=True, exchange=exchange,
+                                    resume="must")
+                for rank in range(4):
+                    self.assertEqual(rest[rank][0][:3],
+                                     (4, 3, b"%d of 3" % rank))
+                    for name, weights in whole[0][1].items():
+                        self.assertBitsEqual(rest[rank][0][3][name],
+                                             part[0][1][name], name)
+                        self.assertBitsEqual(rest[rank][1][name], weights,
+                                             name)
+
+    def test_schedule_pruning_and_what_is_told(self):
+        daemons = self.start(2, "snapshots.every_steps=2", "snapshots.keep=2")
+
+        def worker(rank):
+            with self.open(daemons, rank, 1, False) as s:
+                for last in (2, 4, 6):
+                    self.train(s, last)
+                    lab.poll(lambda: s.stats()["snapshots"]["last_step"]
+                             == last, "the snapshot of step %d" % last)
+                return s.stats()["snapshots"], daemons[rank].metrics()
+
+        for status, page in lab.run_ranks(2, worker):
+            self.assertEqual(status["saved"], 3)
+            self.assertEqual(status["failed"], 0)
+            self.assertEqual(status["last_path"], "job/step-00000006")
+            self.assertRegex(
+                page, r'ballast_snapshots_total\{[^}]*outcome="saved"\} 3\n')
+            self.assertRegex(page, r"ballast_snapshot_last_step\{[^}]*\} 6\n")
+        self.assertEqual(self.names(), ["step-00000004", "step-00000006"])
+        code, output, _ = ctl("list", self.root)
+        self.assertEqual(code, 0)
+        self.assertIn("job/step-00000006", output)
+        for name in self.names():
+            code, output, errors = ctl("verify", os.path.join(
+                self.root, "job", name))
+            self.assertEqual(code, 0, errors)
+            self.assertIn("every checksum holds", output)
+
+    def test_an_operator_saves_at_any_node(self):
+        daemons = self.start(2)
+        done = threading.Barrier(3)
+
+        def worker(rank):
+            with self.open(daemons, rank, 1, False) as s:
+                self.train(s, 2)
+                done.wait(lab.PATIENCE)
+                done.wait(lab.PATIENCE)
+
+        def operator():
+            done.wait(lab.PATIENCE)
+            for daemon, name in ((daemons[0], "zero"), (daemons[1], "one")):
+                reply = daemon.control("checkpoint", "save", "job", name)
+                self.assertEqual(reply["path"], "job/" + name)
+                self.assertEqual(reply["step"], 2)
+            self.assertIsNone(
+                daemons[0].control("checkpoint", "save", "other"))
+            self.assertIsNone(
+                daemons[0].control("checkpoint", "save", "job", "../x"))
+            done.wait(lab.PATIENCE)
+
+        lab.run_ranks(3, lambda rank: operator() if rank == 2
+                      else worker(rank))
+        self.assertEqual(self.names(), ["one", "zero"])
+
+    def test_weights_are_read_by_others(self):
+        results = self.run_job(2, 1, 2, save="best")
+        path, _ = self.export("best")
+        arrays = read_safetensors(path)
+        self.assertEqual(sorted(arrays), sorted(_SHAPES))
+        for name, weights in results[0][1].items():
+            self.assertEqual(arrays[name].shape, _SHAPES[name][0])
+            self.assertBitsEqual(arrays[name], weights, name)
+        with contextlib.suppress(ImportError):
+            from safetensors.numpy import load_file
+            for name, array in load_file(path).items():
+                self.assertBitsEqual(array, arrays[name], name)
+
+    def test_damage_is_found_and_training_can_start_anew(self):  # I27
+        self.run_job(1, 1, 2, save="good")
+        folder = os.path.join(self.root, "job")
+        shard = os.path.join(folder, "good", "shard-00000-of-00001.safetensors")
+        size = os.path.getsize(shard)
+
+        def flip(at):
+            with open(shard, "r+b") as stream:
+                stream.seek(at)
+                byte = stream.read(1)
+                stream.seek(at)
+                stream.write(bytes([byte[0] ^ 1]))
+
+        daemons = self.start(1)
+        for damage, mend, says in (
+                (lambda: flip(size - 1000), lambda: flip(size - 1000),
+                 "checksum"),
+                (lambda: flip(20), lambda: flip(20), "header"),
+                (lambda: os.truncate(shard, size - 1),
+                 lambda: None, "cut short")):
+            damage()
+            code, _, errors = ctl("verify", os.path.join(folder, "good"))
+            self.assertEqual(code, 1)
+            self.assertIn(says, errors)
+            self.assertRaisesWith(
+                ballast.DataLoss, [says, "shard-00000"],
+                lambda: self.open(daemons, 0, 1, True))
+            mend()
+        # Another model does not silently start anew.
+        other = dict(job.initial(_SHAPES),
+                     wte=np.zeros((301, 200), np.float32))
+        self.assertRaisesWith(
+            ballast.InvalidArgument, ["has shape", 'resume="never"'],
+            lambda: self.open(daemons, 0, 1, False, tensors=other))
+        with self.open(daemons, 0, 1, False, resume="never") as s:
+            self.assertEqual(s.open_step, 1)
+            self.assertFalse(s.resumed)
+
+    def test_a_writer_that_is_killed(self):  # I28
+        self.run_job(2, 1, 2, save="before")
+        daemons = self.start(2, "snapshots.max_bytes_per_second=20000")
+        killed = threading.Event()
+
+        def worker(rank):
+            try:
+                with self.open(daemons, rank, 1, True) as s:
+                    self.assertEqual(s.open_step, 3)
+                    self.train(s, 3)
+                    if rank == 0:
+                        saving = threading.Thread(target=kill, daemon=True)
+                        saving.start()
+                    s.save("torn%d" % rank)
+                    self.fail("it was saved")
+            except ballast.Error as error:
+                return error
+            return None
+
+        def kill():
+            lab.poll(lambda: any(name.startswith(".tmp-") and os.listdir(
+                os.path.join(self.root, "job", name))
+                for name in self.names()), "a file is being written")
+            daemons[1].child.send_signal(9)
+            killed.set()
+
+        errors = lab.run_ranks(2, worker)
+        self.assertTrue(killed.is_set())
+        self.assertTrue(all(errors), errors)
+        self.assertNotIn("torn0", self.names())
+        self.assertNotIn("torn1", self.names())
+        for daemon in daemons:
+            daemon.stop()
+        results = self.run_job(1, 2, 4, stored=True, save="after")
+        self.assertEqual(results[0][0][0], 3)
+        self.assertEqual(self.names(), ["after", "before"])
+
+    def mount(self, options):
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", options, "none", self.root],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if done.returncode != 0:
+            self.skipTest("cannot mount a tmpfs: " + done.stdout.strip())
+        self.addCleanup(subprocess.run, ["umount", "-l", self.root])
+
+    def check_refused(self, *says):
+        daemons = self.start(1)
+        with self.open(daemons, 0, 1, False) as s:
+            self.train(s, 2)
+            error = self.assertRaisesWith(ballast.Error, says,
+                                          lambda: s.save("x"))
+            self.train(s, 4)  # unharmed
+            self.assertEqual(s.weight_version, 4)
+            status = s.stats()["snapshots"]
+            self.assertEqual((status["saved"], status["failed"]), (0, 1))
+        return error
+
+    def test_a_full_disk(self):
+        self.mount("size=300k")
+        self.assertIsInstance(self.check_refused("No space left on device"),
+                              ballast.ResourceExhausted)
+        self.assertEqual(self.names(), [])  # I28
+
+    def test_a_read_only_disk(self):
+        self.mount("size=1m,ro")
+        self.check_refused("Read-only file system")
+
+    def test_daemons_that_keep_none_say_so(self):
+        daemons = self.start_nodes(1)
+        with self.open(daemons, 0, 1, False) as s:
+            self.assertRaisesWith(ballast.FailedPrecondition,
+                                  "snapshots.directory", s.save)
+        self.assertRaisesWith(
+            ballast.FailedPrecondition, "snapshots.directory",
+            lambda: self.open(daemons, 0, 1, False, load="x"))
+        other = self.start(1)
+        self.assertRaisesWith(ballast.NotFound, "job/x",
+                              lambda: self.open(other, 0, 1, False, load="x"))
+
+
+if __name__ == "__main__":
+    sys.exit(unittest.main(verbosity=2))
