@@ -122,12 +122,15 @@ class DeltaCoder final : public ChunkCoder {
                  const std::byte* slice) const {
     const ThreadPointers& own = context_->threads[thread];
     const kernels::Kernels& kernels = *context_->parts.kernels;
-    float* const values = own.scratch.data();
     std::byte* out = own.chunk.data();
     uint64_t checksum = 0;
     for (const CodedRun& coded : chunk.runs) {
       const layout::Piece& piece = *coded.piece;
       const kernels::DType dtype = context_->dtype(piece);
+      // What needs no cast is computed where it stays.
+      const bool is_cast = dtype != kernels::DType::kFloat32;
+      float* const values =
+          is_cast ? own.scratch.data() : reinterpret_cast<float*>(out);
       if (IsDelta(piece)) {
         kernels.reference(context_->WeightsOf(piece), dtype, piece.size(),
                           values);
@@ -135,7 +138,7 @@ class DeltaCoder final : public ChunkCoder {
       } else {
         coded.codec->Decode(piece.size(), slice + coded.offset, values);
       }
-      kernels.cast(values, dtype, piece.size(), out);
+      if (is_cast) kernels.cast(values, dtype, piece.size(), out);
       checksum = ExtendChecksum(checksum, {out, BytesOf(piece)});
       out += PadBytes(BytesOf(piece));
     }
