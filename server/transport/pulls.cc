@@ -68,6 +68,9 @@ struct Pulls::Answer final : ExchangeObserver {
   absl::Status refusal;                // said, and said again if asked again
   std::unique_ptr<Exchange> exchange;  // while it is being sent
   PullReply::Sent sent;
+  // A later request of the slot that came meanwhile.
+  PullId next_id;
+  v1::PullRequest next;
 };
 
 PullReply& PullReply::operator=(PullReply&& other) noexcept {
@@ -261,8 +264,18 @@ void Pulls::OnFrame(NodeRank from, const v1::Pull& frame) {
   }
   if (is_answer) return OnRefusal(from, id, frame.refusal());
   if (frame.has_request()) return OnRequest(from, id, frame.request());
+  if (frame.body_case() == v1::Pull::kCancel) return OnCancel(from, id);
+  ++counters_.strays;
+}
+
+void Pulls::OnCancel(NodeRank from, PullId id) {
+  const auto last = answers_.find({from, SlotOf(id)});
+  if (last != answers_.end() && last->second->next_id == id) {
+    last->second->next_id = {};
+    return;
+  }
   Answer* const answer = FindAnswer(from, id);
-  if (frame.body_case() != v1::Pull::kCancel || answer == nullptr) {
+  if (answer == nullptr) {
     ++counters_.strays;
     return;
   }
@@ -279,7 +292,14 @@ void Pulls::OnRequest(NodeRank from, PullId id,
     if (answer->id == id && !answer->refusal.ok()) SendRefusal(*answer);
     return;
   }
-  if (answer != nullptr) {
+  if (answer != nullptr && answer->exchange != nullptr) {
+    // The asker has all of it, and word of that is behind this frame; or it
+    // has cancelled, and that frame was lost: then it asks a second time.
+    if (answer->next_id != id) {
+      answer->next_id = id;
+      answer->next = request;
+      return;
+    }
     EndAnswer(answer.get(), absl::CancelledError("the asker asks anew"));
   }
   const PullKey key = KeyOf(request);
@@ -350,6 +370,9 @@ void Pulls::EndAnswer(Answer* answer, absl::Status status) {
   Post([sent = std::exchange(answer->sent, nullptr), status]() mutable {
     std::move(sent)(status);
   });
+  if (answer->next_id == PullId()) return;
+  Post([this, asker = answer->asker, id = std::exchange(answer->next_id, {}),
+        next = std::move(answer->next)] { OnRequest(asker, id, next); });
 }
 
 void Pulls::Withdraw(absl::AnyInvocable<bool(const PullKey&)> is_stale,

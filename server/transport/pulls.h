@@ -45,7 +45,7 @@ namespace ballast::transport {
 
 // Of the exchanges, in the low byte as the collective's phases; above it the
 // asker's node rank.
-inline constexpr uint32_t kPullPhase = 6;
+inline constexpr uint32_t kPullPhase = 16;
 // That one node has asked for and not got.
 inline constexpr int kMaxPulls = 1024;
 inline constexpr size_t kMaxRefusalBytes = 1024;
@@ -179,6 +179,7 @@ class Pulls {
   void ArmTimer();
   void Repeat();
   void OnRequest(NodeRank from, PullId id, const v1::PullRequest& request);
+  void OnCancel(NodeRank from, PullId id);
   void OnRefusal(NodeRank from, PullId id, const v1::PullRefusal& refusal);
   void StartSending(NodeRank asker, PullId id, std::span<const std::byte> bytes,
                     PullReply::Sent sent);

@@ -341,6 +341,29 @@ TEST_P(PullsConformance, GoesWithoutWaiting) {
   EXPECT_TRUE(in->done.empty());
 }
 
+// The next request of a slot may be here before word that the last answer has
+// arrived: that one is complete all the same, and counted.
+TEST_P(PullsConformance, AnAnswerEndsBeforeTheNextRequestOfItsSlot) {
+  const auto pull = Pull(0, 1);
+  ASSERT_TRUE(cluster_->RunUntil([&] { return !node(1).waiting.empty(); }));
+  const std::vector<std::byte> bytes = Filled(60);
+  std::move(node(1).waiting[0]).Send(bytes, [this](const absl::Status& s) {
+    node(1).sent.push_back(s);
+  });
+  v1::Pull next;
+  next.set_id(pull->id->value() + kMaxPulls);
+  next.set_asker(0);
+  next.mutable_request()->set_kind(PullTestNode::kKind);
+  node(1).pulls().OnFrame(NodeRank(0), next);
+  EXPECT_EQ(node(1).asked.size(), 1u);
+  ASSERT_TRUE(Ends(*pull));
+  EXPECT_THAT(pull->done[0], base::IsOk());
+  ASSERT_TRUE(cluster_->RunUntil([&] { return node(1).asked.size() == 2; }));
+  EXPECT_THAT(node(1).sent, testing::ElementsAre(base::IsOk()));
+  EXPECT_EQ(node(1).pulls().counters().answered, 1u);
+  EXPECT_EQ(node(1).pulls().counters().bytes.payload_sent, kBytes);
+}
+
 TEST_P(PullsConformance, RefusesWhatCannotBePulled) {
   std::vector<std::byte> into(10);
   Pulls& pulls = node(0).pulls();
