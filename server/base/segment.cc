@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -27,10 +28,12 @@ constexpr size_t kMaxNameBytes = 200;       // memfd_create allows 249
 
 std::string ProcPath(int fd) { return absl::StrCat("/proc/self/fd/", fd); }
 
-absl::Status Reserve(int fd, uint64_t size_bytes, const std::string& name) {
+absl::Status ReservePages(int fd, uint64_t offset, uint64_t size_bytes,
+                          const std::string& name) {
   int result;
   do {
-    result = fallocate(fd, 0, 0, static_cast<off_t>(size_bytes));
+    result = fallocate(fd, 0, static_cast<off_t>(offset),
+                       static_cast<off_t>(size_bytes));
   } while (result < 0 && errno == EINTR);
   if (result == 0) return absl::OkStatus();
   const absl::Status status =
@@ -104,8 +107,18 @@ Segment& Segment::operator=(Segment&& other) noexcept {
 
 absl::StatusOr<Segment> Segment::Create(std::string_view name,
                                         uint64_t size_bytes) {
+  return Make(name, size_bytes, /*is_sparse=*/false);
+}
+
+absl::StatusOr<Segment> Segment::CreateSparse(std::string_view name,
+                                              uint64_t size_bytes) {
+  return Make(name, size_bytes, /*is_sparse=*/true);
+}
+
+absl::StatusOr<Segment> Segment::Make(std::string_view name,
+                                      uint64_t size_bytes, bool is_sparse) {
   RETURN_IF_ERROR(CheckSize(size_bytes));
-  RETURN_IF_ERROR(CheckRoom(size_bytes));
+  if (!is_sparse) RETURN_IF_ERROR(CheckRoom(size_bytes));
   const std::string label =
       absl::StrCat("ballast:", std::string(name.substr(0, kMaxNameBytes)));
   UniqueFd fd(memfd_create(label.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
@@ -114,7 +127,9 @@ absl::StatusOr<Segment> Segment::Create(std::string_view name,
   if (ftruncate(fd.get(), static_cast<off_t>(size_bytes)) < 0) {
     return ErrnoStatus(errno, absl::StrCat("size ", label));
   }
-  RETURN_IF_ERROR(Reserve(fd.get(), size_bytes, label));
+  if (!is_sparse) {
+    RETURN_IF_ERROR(ReservePages(fd.get(), 0, size_bytes, label));
+  }
   if (fcntl(fd.get(), F_ADD_SEALS, kSeals) < 0) {
     return ErrnoStatus(errno, absl::StrCat("seal ", label));
   }
@@ -190,6 +205,26 @@ absl::Status Segment::Store(uint64_t offset, uint64_t size_bytes) {
     done += written;
   }
   return absl::OkStatus();
+}
+
+absl::Status Segment::Reserve(uint64_t offset, uint64_t size_bytes) {
+  RETURN_IF_ERROR(CheckRoom(size_bytes));
+  return ReservePages(fd_.get(), offset, size_bytes, "a part of a segment");
+}
+
+void Segment::Discard(uint64_t offset, uint64_t size_bytes) {
+  // Of what is no whole page nothing is given back, and other bytes of the
+  // page stay as they are; the size is sealed, not the content: cannot fail
+  // but for memory that the kernel needs itself, and then the pages stay.
+  const uint64_t page = sysconf(_SC_PAGESIZE);
+  const uint64_t begin = (offset + page - 1) / page * page;
+  const uint64_t end = (offset + size_bytes) / page * page;
+  if (begin >= end) return;
+  while (fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                   static_cast<off_t>(begin),
+                   static_cast<off_t>(end - begin)) < 0 &&
+         errno == EINTR) {
+  }
 }
 
 absl::StatusOr<UniqueFd> Segment::OpenReadOnly() const {

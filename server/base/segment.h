@@ -40,6 +40,11 @@ class Segment {
   static absl::StatusOr<Segment> Create(std::string_view name,
                                         uint64_t size_bytes);
 
+  // The same, but its pages come when they are reserved or written, and go by
+  // Discard: for more bytes than there is memory, few of them at a time.
+  static absl::StatusOr<Segment> CreateSparse(std::string_view name,
+                                              uint64_t size_bytes);
+
   // Maps a segment that another process created. `fd` comes from outside:
   // InvalidArgument unless it is a memfd of at least `size_bytes` (> 0) whose
   // size is sealed.
@@ -67,12 +72,21 @@ class Segment {
   absl::Status Store(uint64_t offset, uint64_t size_bytes);
   absl::Status Share();
 
+  // Of a sparse segment: pages for a range, so that writing it is no fault
+  // later (ResourceExhausted if there are none); and the memory of the whole
+  // pages in a range given back: they read as zeros, in every process.
+  absl::Status Reserve(uint64_t offset, uint64_t size_bytes);
+  void Discard(uint64_t offset, uint64_t size_bytes);
+
   // The same memory under a new fd for another process.
   absl::StatusOr<UniqueFd> OpenReadOnly() const;
   absl::StatusOr<UniqueFd> Duplicate() const;
 
  private:
   Segment(UniqueFd fd, std::byte* data, uint64_t size_bytes, Access access);
+
+  static absl::StatusOr<Segment> Make(std::string_view name,
+                                      uint64_t size_bytes, bool is_sparse);
 
   absl::Status MapAgain(int flags);
 

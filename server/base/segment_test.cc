@@ -52,6 +52,32 @@ TEST(SegmentTest, IsSharedThroughADuplicate) {
   EXPECT_EQ(segment->bytes()[7], std::byte{42});
 }
 
+uint64_t BytesOf(const Segment& segment) {
+  struct stat info;
+  EXPECT_EQ(fstat(segment.fd(), &info), 0);
+  return info.st_blocks * 512;
+}
+
+TEST(SegmentTest, ASparseOneTakesWhatIsReservedUntilItIsDiscarded) {
+  const uint64_t page = sysconf(_SC_PAGESIZE);
+  // More than any machine has.
+  auto segment = Segment::CreateSparse("test", uint64_t{1} << 44);
+  ASSERT_THAT(segment, IsOk());
+  EXPECT_EQ(BytesOf(*segment), 0u);
+  ASSERT_THAT(segment->Reserve(page + 1, 2 * page), IsOk());
+  EXPECT_EQ(BytesOf(*segment), 3 * page);
+  const std::span<std::byte> bytes = segment->bytes();
+  bytes[page] = bytes[2 * page] = bytes[3 * page] = std::byte{7};
+  // Of a page that is discarded in part, nothing goes.
+  segment->Discard(page + 1, 2 * page);
+  EXPECT_EQ(BytesOf(*segment), 2 * page);
+  EXPECT_EQ(bytes[page], std::byte{7});
+  EXPECT_EQ(bytes[2 * page], std::byte{0});
+  EXPECT_EQ(bytes[3 * page], std::byte{7});
+  EXPECT_THAT(segment->Reserve(0, uint64_t{1} << 44),
+              StatusIs(absl::StatusCode::kResourceExhausted));
+}
+
 TEST(SegmentTest, APrivateCopyIsFrozen) {
   constexpr uint64_t kSize = (64 << 20) + 5000;  // more than one piece
   auto segment = Segment::Create("test", kSize);

@@ -102,6 +102,11 @@ class PoisonedDevice final : public device::Device {
       uint64_t size_bytes, std::string_view name) override {
     return host_.AllocateShared(size_bytes, name);
   }
+  absl::StatusOr<std::unique_ptr<device::SharedBuffer>> AllocateSparse(
+      uint64_t size_bytes, uint64_t charge_bytes,
+      std::string_view name) override {
+    return host_.AllocateSparse(size_bytes, charge_bytes, name);
+  }
   absl::StatusOr<std::unique_ptr<device::PrivateBuffer>> AllocatePrivate(
       uint64_t size_bytes, std::string_view name) override;
   std::unique_ptr<device::Queue> CreateQueue() override {

@@ -39,6 +39,10 @@ class SharedBuffer {
   virtual std::span<std::byte> bytes() = 0;
   // A new fd for another process.
   virtual absl::StatusOr<base::UniqueFd> Export(base::Access access) const = 0;
+  // Of a sparse buffer: memory for a range before it is written; the memory of
+  // the whole pages in a range given back, they read as zeros.
+  virtual absl::Status Reserve(uint64_t offset, uint64_t size_bytes) = 0;
+  virtual void Discard(uint64_t offset, uint64_t size_bytes) = 0;
 };
 
 class PrivateBuffer {
@@ -73,6 +77,10 @@ class Device {
   // says how much is in use and what the limit is. `name` is for people.
   virtual absl::StatusOr<std::unique_ptr<SharedBuffer>> AllocateShared(
       uint64_t size_bytes, std::string_view name) = 0;
+  // Without memory until parts are reserved; counted as `charge_bytes`, which
+  // its owner keeps to.
+  virtual absl::StatusOr<std::unique_ptr<SharedBuffer>> AllocateSparse(
+      uint64_t size_bytes, uint64_t charge_bytes, std::string_view name) = 0;
   virtual absl::StatusOr<std::unique_ptr<PrivateBuffer>> AllocatePrivate(
       uint64_t size_bytes, std::string_view name) = 0;
 

@@ -104,6 +104,23 @@ TEST_P(DeviceConformance, CountsWhatIsInUseAndKeepsTheLimit) {
   EXPECT_THAT(device().AllocatePrivate(kLimit, "fits now"), base::IsOk());
 }
 
+TEST_P(DeviceConformance, SparseBuffersTakeWhatIsCharged) {
+  auto sparse = device().AllocateSparse(10 * kLimit, 1000, "sparse");
+  ASSERT_THAT(sparse, base::IsOk());
+  EXPECT_EQ((*sparse)->size_bytes(), 10 * kLimit);
+  EXPECT_GE(device().shared_bytes_in_use(), 1000u);
+  EXPECT_LT(device().shared_bytes_in_use(), kLimit);
+  EXPECT_THAT(device().AllocateSparse(1000, kLimit, "too much"),
+              base::StatusIs(absl::StatusCode::kResourceExhausted, "too much"));
+  constexpr uint64_t kRange = 3 << 16;  // whole pages of any size
+  ASSERT_THAT((*sparse)->Reserve(kRange, kRange), base::IsOk());
+  const std::span<std::byte> range = (*sparse)->bytes().subspan(kRange, kRange);
+  EXPECT_TRUE(IsAll(Read(range), std::byte{0}));
+  Write(range, std::byte{0xab});
+  (*sparse)->Discard(kRange, kRange);
+  EXPECT_TRUE(IsAll(Read(range), std::byte{0}));  // I13
+}
+
 TEST_P(DeviceConformance, QueuesKeepTheirOrder) {
   auto a = device().AllocatePrivate(64, "a");
   auto b = device().AllocatePrivate(64, "b");

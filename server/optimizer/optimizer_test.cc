@@ -653,6 +653,10 @@ class AnyInstructionTest : public OptimizerTest {
     absl::StatusOr<base::UniqueFd> Export(base::Access) const override {
       return absl::UnimplementedError("only a copy");
     }
+    absl::Status Reserve(uint64_t, uint64_t) override {
+      return absl::UnimplementedError("only a copy");
+    }
+    void Discard(uint64_t, uint64_t) override {}
 
    private:
     std::vector<std::byte> bytes_;
@@ -670,6 +674,10 @@ class AnyInstructionTest : public OptimizerTest {
       auto buffer = device_->AllocateShared(size, name);
       if (buffer.ok()) last = (*buffer)->bytes();
       return buffer;
+    }
+    absl::StatusOr<std::unique_ptr<device::SharedBuffer>> AllocateSparse(
+        uint64_t, uint64_t, std::string_view) override {
+      return absl::UnimplementedError("not asked for");
     }
     absl::StatusOr<std::unique_ptr<device::PrivateBuffer>> AllocatePrivate(
         uint64_t size, std::string_view name) override {

@@ -36,6 +36,10 @@ class BorrowedBuffer final : public device::SharedBuffer {
   absl::StatusOr<base::UniqueFd> Export(base::Access) const override {
     return absl::UnimplementedError("only lent");
   }
+  absl::Status Reserve(uint64_t, uint64_t) override {
+    return absl::UnimplementedError("only lent");
+  }
+  void Discard(uint64_t, uint64_t) override {}
 
  private:
   std::vector<std::byte>* const bytes_;
@@ -175,6 +179,10 @@ class UndoFormatTest : public UndoLogTest {
         uint64_t size, std::string_view) override {
       last.assign(size, std::byte{0});
       return std::make_unique<BorrowedBuffer>(&last);
+    }
+    absl::StatusOr<std::unique_ptr<device::SharedBuffer>> AllocateSparse(
+        uint64_t, uint64_t, std::string_view) override {
+      return absl::UnimplementedError("not asked for");
     }
     absl::StatusOr<std::unique_ptr<device::PrivateBuffer>> AllocatePrivate(
         uint64_t, std::string_view) override {

@@ -32,8 +32,9 @@ class Charge {
 
 class HostSharedBuffer final : public SharedBuffer {
  public:
-  HostSharedBuffer(base::Segment segment, uint64_t* total)
-      : segment_(std::move(segment)), charge_(total, segment_.size_bytes()) {}
+  HostSharedBuffer(base::Segment segment, uint64_t* total,
+                   uint64_t charge_bytes)
+      : segment_(std::move(segment)), charge_(total, charge_bytes) {}
 
   uint64_t size_bytes() const override { return segment_.size_bytes(); }
   std::span<std::byte> bytes() override { return segment_.bytes(); }
@@ -41,9 +42,15 @@ class HostSharedBuffer final : public SharedBuffer {
     return access == base::Access::kReadOnly ? segment_.OpenReadOnly()
                                              : segment_.Duplicate();
   }
+  absl::Status Reserve(uint64_t offset, uint64_t size_bytes) override {
+    return segment_.Reserve(offset, size_bytes);
+  }
+  void Discard(uint64_t offset, uint64_t size_bytes) override {
+    segment_.Discard(offset, size_bytes);
+  }
 
  private:
-  const base::Segment segment_;
+  base::Segment segment_;
   const Charge charge_;
 };
 
@@ -127,7 +134,17 @@ absl::StatusOr<std::unique_ptr<SharedBuffer>> HostDevice::AllocateShared(
   RETURN_IF_ERROR(CheckRoom(size_bytes, name));
   ASSIGN_OR_RETURN(base::Segment segment,
                    base::Segment::Create(name, size_bytes));
-  return std::make_unique<HostSharedBuffer>(std::move(segment), &shared_bytes_);
+  return std::make_unique<HostSharedBuffer>(std::move(segment), &shared_bytes_,
+                                            size_bytes);
+}
+
+absl::StatusOr<std::unique_ptr<SharedBuffer>> HostDevice::AllocateSparse(
+    uint64_t size_bytes, uint64_t charge_bytes, std::string_view name) {
+  RETURN_IF_ERROR(CheckRoom(charge_bytes, name));
+  ASSIGN_OR_RETURN(base::Segment segment,
+                   base::Segment::CreateSparse(name, size_bytes));
+  return std::make_unique<HostSharedBuffer>(std::move(segment), &shared_bytes_,
+                                            charge_bytes);
 }
 
 absl::StatusOr<std::unique_ptr<PrivateBuffer>> HostDevice::AllocatePrivate(
