@@ -84,8 +84,6 @@ struct FixedKey {
   std::string_view rule;
 };
 constexpr FixedKey kFixedKeys[] = {
-    {"secondary_partition", "node",
-     "which comes with gathered weights; use node"},
     {"partition_nodes", "all", "which comes with partition groups; use all"},
     {"strict", "true",
      "but a policy that cannot be honoured is refused; use true"},
@@ -128,6 +126,24 @@ absl::Status SetMode(std::string_view key, std::string_view value,
   }
   policy->weight_mode =
       value == "delta" ? WeightMode::kDelta : WeightMode::kValue;
+  return absl::OkStatus();
+}
+
+absl::Status SetPartition(std::string_view key, std::string_view value,
+                          ExchangePolicy* policy) {
+  if (value != "node" && value != "none") {
+    return Refuse(key, value, "use node or none");
+  }
+  policy->gathers_weights = value == "none";
+  return absl::OkStatus();
+}
+
+absl::Status SetResidentBytes(std::string_view key, std::string_view value,
+                              ExchangePolicy* policy) {
+  constexpr std::string_view kRule =
+      "use a number of bytes above 0, or leave the key out";
+  RETURN_IF_ERROR(ParseNumber(key, value, kRule, &policy->resident_bytes));
+  if (policy->resident_bytes == 0) return Refuse(key, value, kRule);
   return absl::OkStatus();
 }
 
@@ -207,6 +223,8 @@ absl::Status SetKey(std::string_view key, std::string_view value,
   }
   if (key == "max_relative_error") return SetBudget(key, value, policy);
   if (key == "metering.one_in") return SetOneIn(key, value, policy);
+  if (key == "secondary_partition") return SetPartition(key, value, policy);
+  if (key == "resident_bytes") return SetResidentBytes(key, value, policy);
   if (key == "seed") {
     return ParseNumber(key, value, "use a number of 64 bits", &policy->seed);
   }
@@ -221,7 +239,8 @@ absl::Status SetKey(std::string_view key, std::string_view value,
       "weights.resync_every_steps, gradients.codec, gradients.block, "
       "gradients.hadamard, gradients.range, "
       "gradients.rounding, gradients.error_feedback, secondary_partition, "
-      "partition_nodes, max_relative_error, metering.one_in, seed, strict and "
+      "resident_bytes, partition_nodes, max_relative_error, metering.one_in, "
+      "seed, strict and "
       "override:PATTERN"));
 }
 
@@ -290,6 +309,21 @@ absl::Status CheckWhole(const ExchangePolicy& policy, const Words& keys) {
       return Refuse("max_relative_error", budget,
                     "but no codec has an error; use null, or a codec");
     }
+    if (policy.gathers_weights) {
+      return Refuse("max_relative_error", budget,
+                    "which needs weights on every node; use null, or "
+                    "secondary_partition=node");
+    }
+  }
+  if (is_delta && policy.gathers_weights) {
+    return Refuse("secondary_partition", "none",
+                  "but weights.mode is delta, and without a published copy on "
+                  "every node there is nothing to differ from; use "
+                  "weights.mode=value or secondary_partition=node");
+  }
+  if (!policy.gathers_weights && policy.resident_bytes > 0) {
+    return Refuse("resident_bytes", absl::StrCat(policy.resident_bytes),
+                  "which needs secondary_partition=none");
   }
   constexpr std::string_view kResync = "weights.resync_every_steps";
   if (!is_delta && std::ranges::find(keys, kResync) != keys.end()) {
@@ -370,6 +404,9 @@ std::string PolicyDigest(const ExchangePolicy& policy) {
   if (policy.max_relative_error > 0) {
     digest.Add("error budget 1")
         .Add(std::bit_cast<int64_t>(policy.max_relative_error));
+  }
+  if (policy.gathers_weights) {
+    digest.Add("gathered 1").Add(static_cast<int64_t>(policy.resident_bytes));
   }
   digest.Add(policy.opt_out_elements);
   digest.Add(static_cast<int64_t>(policy.seed));

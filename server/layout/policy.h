@@ -6,6 +6,7 @@
 //   zeropp gradients.hadamard=32 override:*.norm.*=none
 //   delta4 weights.resync_every_steps=500 metering.one_in=8
 //   zeropp max_relative_error=0.1 gradients.error_feedback=true
+//   exact secondary_partition=none resident_bytes=268435456
 //   weights.codec=int8 weights.block=256 gradients.codec=int4
 //
 // Words are separated by spaces. The first may be a preset; the others set
@@ -83,6 +84,11 @@ struct ExchangePolicy {
   // What encoding takes from a node's gradients is added to those of the next
   // step (kernels/FORMAT.md 10).
   bool error_feedback = false;
+  // secondary_partition=none: no node keeps all weights. Workers gather what
+  // they need from its owners, and give it back (gather_units.h).
+  bool gathers_weights = false;
+  // Of gathered weights that one node may hold at once; 0: no bound.
+  uint64_t resident_bytes = 0;
   int64_t opt_out_elements = 0;  // tensors of at most so many: none
   uint64_t seed = 0;             // of stochastic rounding
   // Of how many cells one is compared with what was meant (metering.h); 0:
