@@ -1,6 +1,6 @@
 // The control block: one memfd per worker, mapped by the worker and its
 // daemon, that carries everything a step needs without a system call but the
-// doorbell. This file is its byte format (version 3); little-endian, 64-bit.
+// doorbell. This file is its byte format (version 4); little-endian, 64-bit.
 //
 //   0      ControlBlockHeader            written once by the daemon
 //   4096   DaemonArea                    daemon -> worker
@@ -10,6 +10,8 @@
 //   ...    pushed[buckets]               worker -> daemon  sequence words
 //   ...    consumed[buckets]             daemon -> worker  sequence words
 //   ...    published[buckets]            daemon -> worker  sequence words
+//   ...    wanted[units]                 worker -> daemon  gather words
+//   ...    held[units]                   daemon -> worker  gather words
 //
 // The offsets of the variable parts are in the header, each on a page of its
 // own. The daemon never reads the header back, nor any offset from it: all
@@ -19,6 +21,15 @@
 //   pushed[b]     the gradient of bucket b for that step is complete
 //   consumed[b]   committed (or aborted): the gradient may be overwritten
 //   published[b]  the weights of bucket b are those of that step's version
+//
+// Where weights are not resident (a policy's secondary_partition=none; else
+// there are no units), what a worker reads is gathered unit by unit:
+//   wanted[u]     the number of a request, one more with each change: odd,
+//                 the unit is to be held; even, it is not
+//   held[u]       HeldWord: the request that this answers, what became of it,
+//                 and the version of the weights that lie in the segment
+// A unit that is wanted is gathered again after each step; held[u] says kNone
+// from the commit on, until it is there.
 //
 // Worker -> daemon: store (release), then one byte on the handle socket.
 // Daemon -> worker: store (release), then ++wake and FUTEX_WAKE on it.
@@ -31,11 +42,12 @@
 namespace ballast::proto {
 
 inline constexpr uint64_t kControlBlockMagic = 0x314b4c42'4c4c4142;  // BALLBLK1
-inline constexpr uint32_t kControlBlockVersion = 3;
+inline constexpr uint32_t kControlBlockVersion = 4;
 inline constexpr uint32_t kPageSize = 4096;
 inline constexpr uint32_t kMaxCursorBytes = 64 * 1024;
 inline constexpr uint32_t kMaxParamGroups = 256;
 inline constexpr uint32_t kMaxBuckets = 1 << 16;
+inline constexpr uint32_t kMaxUnits = 1 << 17;
 inline constexpr uint32_t kMaxErrorBytes = 1024;
 inline constexpr int kStepBits = 40;
 inline constexpr int64_t kMaxStep = (int64_t{1} << kStepBits) - 1;
@@ -55,12 +67,30 @@ constexpr int64_t GenerationOf(uint64_t word) {
   return static_cast<int64_t>(word >> kStepBits);
 }
 
+enum class HeldState : uint32_t { kNone = 0, kHeld = 1, kRefused = 2 };
+
+// request (its low 22 bits) << 42 | state << 40 | version
+constexpr uint64_t HeldWord(uint64_t request, HeldState state,
+                            int64_t version) {
+  return request << (kStepBits + 2) |
+         static_cast<uint64_t>(state) << kStepBits |
+         static_cast<uint64_t>(version);
+}
+constexpr HeldState StateOfHeld(uint64_t word) {
+  return static_cast<HeldState>(word >> kStepBits & 3);
+}
+constexpr int64_t VersionOfHeld(uint64_t word) { return StepOf(word); }
+constexpr bool IsHeldFor(uint64_t word, uint64_t request) {
+  return word >> (kStepBits + 2) ==
+         (request & ((uint64_t{1} << (62 - kStepBits)) - 1));
+}
+
 struct ControlBlockHeader {
   uint64_t magic;
   uint32_t version;
   uint32_t num_buckets;
   uint32_t num_groups;
-  uint32_t reserved;
+  uint32_t num_units;  // 0: weights are resident
   uint64_t size_bytes;
   uint64_t daemon_area_offset;
   uint64_t worker_area_offset;
@@ -69,6 +99,8 @@ struct ControlBlockHeader {
   uint64_t pushed_offset;
   uint64_t consumed_offset;
   uint64_t published_offset;
+  uint64_t wanted_offset;
+  uint64_t held_offset;
 };
 
 // What a worker hands over with a step, per param group. Values that the
@@ -127,6 +159,10 @@ struct DaemonArea {
   uint64_t failure_word;  // the step that failed
   char failure_text[kMaxErrorBytes];
   StepRecord records[2];
+  // Of the last gather that was refused, written as `failure_*` is.
+  std::atomic<uint32_t> refusal;
+  int32_t refusal_code;
+  char refusal_text[kMaxErrorBytes];
 };
 static_assert(sizeof(DaemonArea) <= kPageSize);
 
@@ -148,11 +184,15 @@ struct ControlBlockLayout {
   uint64_t pushed_offset;
   uint64_t consumed_offset;
   uint64_t published_offset;
+  uint64_t wanted_offset;
+  uint64_t held_offset;
   uint64_t size_bytes;
 
-  // num_buckets <= kMaxBuckets, num_groups <= kMaxParamGroups.
+  // num_buckets <= kMaxBuckets, num_groups <= kMaxParamGroups, num_units <=
+  // kMaxUnits.
   static constexpr ControlBlockLayout For(uint32_t num_buckets,
-                                          uint32_t num_groups) {
+                                          uint32_t num_groups,
+                                          uint32_t num_units = 0) {
     ControlBlockLayout layout{};
     layout.daemon_area_offset = kPageSize;
     layout.worker_area_offset = 2 * kPageSize;
@@ -163,7 +203,10 @@ struct ControlBlockLayout {
     const uint64_t words = Pages(num_buckets * sizeof(Word));
     layout.consumed_offset = layout.pushed_offset + words;
     layout.published_offset = layout.consumed_offset + words;
-    layout.size_bytes = layout.published_offset + words;
+    layout.wanted_offset = layout.published_offset + words;
+    const uint64_t gather_words = Pages(num_units * sizeof(Word));
+    layout.held_offset = layout.wanted_offset + gather_words;
+    layout.size_bytes = layout.held_offset + gather_words;
     return layout;
   }
 

@@ -198,6 +198,23 @@ std::string Render(const v1::GetJobReply& job) {
            summary.waiting_for().empty() ? "nobody" : summary.waiting_for()) +
       Line("last failure",
            job.last_failure().empty() ? "none" : job.last_failure());
+  if (job.has_gather()) {
+    const v1::GatherStatus& gather = job.gather();
+    const std::string limit = gather.limit_bytes() == 0
+                                  ? "no bound"
+                                  : FormatBytes(gather.limit_bytes());
+    absl::StrAppend(
+        &text,
+        Line("gathered",
+             absl::StrCat(gather.units_held(), " of ", gather.units(),
+                          " units, ", FormatBytes(gather.resident_bytes()),
+                          " of ", limit)),
+        Line("gathers", absl::StrCat(gather.gathers(), " done, ",
+                                     gather.refusals(), " refused")),
+        Line("parts",
+             absl::StrCat(FormatBytes(gather.payload_pulled()), " pulled, ",
+                          FormatBytes(gather.payload_served()), " served")));
+  }
   Table table({"RANK", "LOCAL", "STATE", "PID", "BUCKETS PUSHED"});
   for (const v1::WorkerStatus& worker : job.workers()) {
     table.AddRow({absl::StrCat(worker.rank()),

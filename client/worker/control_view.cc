@@ -77,8 +77,8 @@ StepResult ToResult(const PlainRecord& record) {
 }  // namespace
 
 absl::StatusOr<ControlView> ControlView::Create(std::span<std::byte> bytes,
-                                                int num_buckets,
-                                                int num_groups) {
+                                                int num_buckets, int num_groups,
+                                                int num_units) {
   ControlBlockHeader header;
   if (bytes.size() < sizeof(header)) {
     return absl::DataLossError("control block is shorter than its header");
@@ -93,11 +93,12 @@ absl::StatusOr<ControlView> ControlView::Create(std::span<std::byte> bytes,
                      "version"));
   }
   if (num_buckets < 0 || header.num_buckets > proto::kMaxBuckets ||
-      header.num_buckets != num_buckets || header.num_groups != num_groups) {
+      header.num_buckets != num_buckets || header.num_groups != num_groups ||
+      header.num_units > proto::kMaxUnits || header.num_units != num_units) {
     return absl::DataLossError("control block disagrees with the attach");
   }
-  const auto layout =
-      proto::ControlBlockLayout::For(header.num_buckets, header.num_groups);
+  const auto layout = proto::ControlBlockLayout::For(
+      header.num_buckets, header.num_groups, header.num_units);
   if (layout.size_bytes > bytes.size()) {
     return absl::DataLossError("control block ends before its last part");
   }
@@ -112,6 +113,8 @@ absl::StatusOr<ControlView> ControlView::Create(std::span<std::byte> bytes,
   view.pushed_ = reinterpret_cast<proto::Word*>(base + layout.pushed_offset);
   view.published_ =
       reinterpret_cast<const proto::Word*>(base + layout.published_offset);
+  view.wanted_ = reinterpret_cast<proto::Word*>(base + layout.wanted_offset);
+  view.held_ = reinterpret_cast<const proto::Word*>(base + layout.held_offset);
   return view;
 }
 
@@ -171,6 +174,32 @@ void ControlView::StoreInput(uint64_t word, std::span<const GroupValues> groups,
 void ControlView::StorePushed(int bucket, uint64_t word) {
   // Release: the gradient was written before it is announced.
   pushed_[bucket].store(word, std::memory_order_release);
+}
+
+void ControlView::StoreWanted(int unit, uint64_t request) {
+  // Release: of a unit that is given back nothing is read after it.
+  wanted_[unit].store(request, std::memory_order_release);
+}
+
+uint64_t ControlView::held(int unit) const {
+  // Acquire: the weights that this word announces are read after it (I2).
+  return held_[unit].load(std::memory_order_acquire);
+}
+
+absl::Status ControlView::Refusal() const {
+  const uint32_t count = daemon_->refusal.load(std::memory_order_acquire);
+  int32_t code;
+  char text[proto::kMaxErrorBytes];
+  CopyShared(&code, &daemon_->refusal_code, sizeof(code));
+  CopyShared(text, daemon_->refusal_text, sizeof(text));
+  const bool is_whole =
+      count % 2 == 0 &&
+      daemon_->refusal.load(std::memory_order_relaxed) == count;
+  if (!is_whole || code <= 0 || code > 16) {
+    return absl::ResourceExhaustedError("the daemon refused a gather");
+  }
+  return absl::Status(static_cast<absl::StatusCode>(code),
+                      std::string(text, strnlen(text, sizeof(text))));
 }
 
 uint32_t ControlView::wake() const {

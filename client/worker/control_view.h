@@ -57,7 +57,8 @@ class ControlView {
   // DataLoss unless `bytes` begins with a header of this version for exactly
   // these counts and holds all parts.
   static absl::StatusOr<ControlView> Create(std::span<std::byte> bytes,
-                                            int num_buckets, int num_groups);
+                                            int num_buckets, int num_groups,
+                                            int num_units = 0);
 
   uint64_t open() const;
   uint64_t committed() const;
@@ -74,6 +75,12 @@ class ControlView {
                   std::string_view cursor);
   void StorePushed(int bucket, uint64_t word);
 
+  // Where weights are not resident (proto/control_block.h): a request, what
+  // became of it, and why the last one that was refused was.
+  void StoreWanted(int unit, uint64_t request);
+  uint64_t held(int unit) const;
+  absl::Status Refusal() const;
+
   // Read before a condition is checked, and given to Sleep if it is not met:
   // no wake between the two is lost.
   uint32_t wake() const;
@@ -86,6 +93,8 @@ class ControlView {
   std::byte* cursor_ = nullptr;
   proto::Word* pushed_ = nullptr;
   const proto::Word* published_ = nullptr;
+  proto::Word* wanted_ = nullptr;
+  const proto::Word* held_ = nullptr;
 };
 
 }  // namespace ballast::worker

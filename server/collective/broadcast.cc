@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/base/status_macros.h"
+#include "server/collective/owned_weights.h"
 
 namespace ballast::collective {
 namespace {
@@ -23,13 +24,22 @@ absl::Status Broadcast::Start(NodeRank root) {
     return absl::InvalidArgumentError(absl::StrCat(
         "a broadcast from node ", root.value(), " of ", num_nodes));
   }
+  exchanges_.clear();
+  if (num_nodes > 1) {
+    RETURN_IF_ERROR(context_->parts.owned != nullptr ? PrepareUnits(root)
+                                                     : PrepareSegment(root));
+  }
+  num_left_ = exchanges_.size();
+  if (exchanges_.empty()) context_->gate.Submit(&done_);
+  for (const auto& exchange : exchanges_) {
+    RETURN_IF_ERROR(exchange->Post(Step(0)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Broadcast::PrepareSegment(NodeRank root) {
   std::span<std::byte> rest =
       context_->parts.weights.first(context_->parts.layout->weights_bytes());
-  if (num_nodes == 1 || rest.empty()) {
-    context_->gate.Submit(&done_);
-    return absl::OkStatus();
-  }
-  exchanges_.clear();
   const uint64_t part_bytes = std::min(
       kPartBytes, context_->parts.transport->capabilities().max_part_bytes);
   while (!rest.empty()) {
@@ -37,10 +47,36 @@ absl::Status Broadcast::Start(NodeRank root) {
     RETURN_IF_ERROR(PreparePart(root, rest.first(size)));
     rest = rest.subspan(size);
   }
-  num_left_ = exchanges_.size();
-  for (const auto& exchange : exchanges_) {
-    RETURN_IF_ERROR(exchange->Post(Step(0)));
+  return absl::OkStatus();
+}
+
+absl::Status Broadcast::PrepareUnits(NodeRank root) {
+  OwnedWeights* const owned = context_->parts.owned;
+  const bool is_root = context_->parts.node == root;
+  for (int u = 0; u < owned->units().size(); ++u) {
+    transport::ExchangeSpec spec =
+        context_->Spec(kBroadcastPhase, BucketId(u), 0);
+    const layout::GatherUnit& unit = owned->units().unit(u);
+    for (size_t n = 0; is_root && n < unit.parts.size(); ++n) {
+      const NodeRank node(static_cast<int32_t>(n));
+      const layout::ByteRange& part = unit.parts[n];
+      if (node == root || part.empty()) continue;
+      spec.sends.push_back(
+          {node, context_->parts.initial.subspan(part.begin, part.size())});
+    }
+    if (!is_root && !owned->Raw(u).empty()) {
+      spec.receives.push_back({root, owned->Raw(u)});
+    }
+    if (spec.sends.empty() && spec.receives.empty()) continue;
+    RETURN_IF_ERROR(Add(spec));
   }
+  return absl::OkStatus();
+}
+
+absl::Status Broadcast::Add(const transport::ExchangeSpec& spec) {
+  ASSIGN_OR_RETURN(std::unique_ptr<transport::Exchange> exchange,
+                   context_->parts.transport->Prepare(spec, this));
+  exchanges_.push_back(std::move(exchange));
   return absl::OkStatus();
 }
 
@@ -54,10 +90,7 @@ absl::Status Broadcast::PreparePart(NodeRank root, std::span<std::byte> bytes) {
   for (int node = 0; self == root && node < num_nodes; ++node) {
     if (node != root.value()) spec.sends.push_back({NodeRank(node), bytes});
   }
-  ASSIGN_OR_RETURN(std::unique_ptr<transport::Exchange> exchange,
-                   context_->parts.transport->Prepare(spec, this));
-  exchanges_.push_back(std::move(exchange));
-  return absl::OkStatus();
+  return Add(spec);
 }
 
 void Broadcast::Cancel() {

@@ -1,5 +1,6 @@
 // All weights from one node to all others, at start-up: the whole segment in
-// parts of a few megabytes, received in place.
+// parts of a few megabytes, received in place. Where weights are not resident,
+// each owner gets its part of each unit and nothing else.
 //
 // Threading: control thread only.
 #ifndef SERVER_COLLECTIVE_BROADCAST_H_
@@ -29,6 +30,9 @@ class Broadcast final : private transport::ExchangeObserver {
   }
 
  private:
+  absl::Status PrepareSegment(NodeRank root);
+  absl::Status PrepareUnits(NodeRank root);
+  absl::Status Add(const transport::ExchangeSpec& spec);
   absl::Status PreparePart(NodeRank root, std::span<std::byte> bytes);
   void OnExchangeDone(transport::Exchange* exchange, Step step,
                       const absl::Status& status) override;

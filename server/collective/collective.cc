@@ -24,7 +24,10 @@
 #include "server/collective/coded_reducer.h"
 #include "server/collective/context.h"
 #include "server/collective/delta_coder.h"
+#include "server/collective/gathered_weights.h"
 #include "server/collective/halving_reducer.h"
+#include "server/collective/owned_publisher.h"
+#include "server/collective/owned_weights.h"
 #include "server/collective/reduce_order.h"
 #include "server/collective/resync.h"
 #include "server/collective/value_coder.h"
@@ -65,6 +68,12 @@ absl::Status CheckParts(const Parts& parts) {
         absl::StrCat("masters of ", parts.master.size(),
                      " elements for quantized weights; the layout has ",
                      layout.state_elements(parts.node)));
+  }
+  const bool gathers = parts.gathered != nullptr;
+  if (gathers != (parts.owned != nullptr) ||
+      (gathers && parts.plan != nullptr && parts.plan->codes_deltas())) {
+    return absl::InvalidArgumentError(
+        "weights that are gathered need owned parts, and no deltas");
   }
   if (parts.plan != nullptr && parts.plan->codes_deltas() &&
       parts.published == nullptr) {
@@ -107,6 +116,10 @@ class HierarchicalCollective final : public Collective,
         fail_(&context_.gate, [this] { OnOperationFailed(failure_); }) {}
 
   absl::Status Prepare() {
+    if (gathers()) {
+      gathered_before_ = context_.parts.gathered->wire();
+      served_before_ = context_.parts.gathered->totals().payload_served;
+    }
     if (codes_weights()) {
       coder_ = codes_deltas() ? MakeDeltaCoder(&context_)
                               : MakeValueCoder(&context_);
@@ -182,6 +195,14 @@ class HierarchicalCollective final : public Collective,
       for (const auto& operation : *operations) {
         if (operation != nullptr) AddCounts(operation.get(), &counts);
       }
+    }
+    if (gathers()) {
+      const transport::ByteCounters wire = context_.parts.gathered->wire();
+      counts.wire_sent += wire.wire_sent - gathered_before_.wire_sent;
+      counts.wire_received +=
+          wire.wire_received - gathered_before_.wire_received;
+      counts.payload_sent +=
+          context_.parts.gathered->totals().payload_served - served_before_;
     }
     for (const auto& resync : resyncs_) {
       resync->pipeline()->ForEachExchange(
@@ -296,8 +317,9 @@ class HierarchicalCollective final : public Collective,
   }
   bool codes_weights() const {
     const layout::ExchangePlan* const plan = context_.parts.plan;
-    return plan != nullptr && plan->quantizes_weights();
+    return plan != nullptr && plan->quantizes_weights() && !gathers();
   }
+  bool gathers() const { return context_.parts.gathered != nullptr; }
   bool codes_deltas() const {
     return codes_weights() && context_.parts.plan->codes_deltas();
   }
@@ -437,6 +459,10 @@ class HierarchicalCollective final : public Collective,
 
   absl::StatusOr<std::unique_ptr<BucketOperation>> MakePublisher(
       BucketId bucket) {
+    if (gathers()) {
+      return std::make_unique<OwnedPublisher>(&context_, context_.parts.owned,
+                                              bucket);
+    }
     if (codes_weights()) {
       return CodedPublisher::Create(&context_, coder_.get(), bucket,
                                     publish_windows_.Of(bucket.value()));
@@ -546,6 +572,9 @@ class HierarchicalCollective final : public Collective,
   Operations resyncs_;  // delta mode only
   Broadcast broadcast_;
   ByteCounts of_replaced_;  // operations that Revise made anew
+  // As this generation began.
+  transport::ByteCounters gathered_before_;
+  uint64_t served_before_ = 0;
   absl::Status failure_;    // of a Start call, on its way to the observer
   EmptyTask compared_;
   EmptyTask fail_;

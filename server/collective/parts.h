@@ -26,6 +26,8 @@
 namespace ballast::collective {
 
 class CollectiveObserver;
+class GatheredWeights;
+class OwnedWeights;
 class PublishedChunks;
 
 // Phases of exchanges, on the wire: in the low byte; above it the batch of the
@@ -53,7 +55,8 @@ struct Reduced {
 };
 
 struct ByteCounts {
-  // Of buckets: payload, padding and headers, between nodes.
+  // Of buckets: payload, padding and headers, between nodes. Of parts that are
+  // gathered too.
   uint64_t wire_sent = 0;
   uint64_t wire_received = 0;
   // What the policy's formula says of finished exchanges
@@ -99,6 +102,13 @@ struct Parts {
   // the updates applied so far, which say what of them counts.
   optimizer::Residuals* residuals = nullptr;
   int64_t optimizer_step = 0;
+  // Where weights are not resident (gathered_weights.h), both: nothing is
+  // written to `weights` then, and the masters' new values go nowhere by
+  // themselves. They outlive generations.
+  OwnedWeights* owned = nullptr;
+  GatheredWeights* gathered = nullptr;
+  // Then, on the node that broadcasts: what its owners get.
+  std::span<const std::byte> initial = {};
   int buckets_in_flight = 8;
   // What a batch of a bucket takes at least, if the bucket has as much; the
   // same on every node. A message's header is 112 bytes, and a part costs

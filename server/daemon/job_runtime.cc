@@ -100,19 +100,29 @@ absl::Status JobRuntime::Initialize() {
                                parts_.device, layout, node, spec.optimizer,
                                AnyMomentum(spec.groups)));
   MakeSnapshots();
-  ASSIGN_OR_RETURN(
-      optimizer_,
-      optimizer::Optimizer::Create(
-          {.layout = &layout,
-           .node = node,
-           .kernels = parts_.kernels,
-           .pool = parts_.pool,
-           .device = parts_.device,
-           .state = state_.get(),
-           .weights = parts_.job->weights(),
-           .casts_weights = !plan_->quantizes_weights(),
-           .observer = this,
-           .guard = snapshots_ != nullptr ? snapshots_->guard() : nullptr}));
+  optimizer::Parts optimizer_parts = {
+      .layout = &layout,
+      .node = node,
+      .kernels = parts_.kernels,
+      .pool = parts_.pool,
+      .device = parts_.device,
+      .state = state_.get(),
+      .weights = parts_.job->weights(),
+      .casts_weights = !plan_->quantizes_weights(),
+      .observer = this,
+      .guard = snapshots_ != nullptr ? snapshots_->guard() : nullptr};
+  if (parts_.job->units() != nullptr) {
+    const collective::Parts owned_parts = CollectiveParts();
+    ASSIGN_OR_RETURN(
+        weights_,
+        JobWeights::Create(
+            {.job = parts_.job,
+             .collective = &owned_parts,
+             .metrics = parts_.metrics.get(),
+             .on_failed = [this](const absl::Status& why) { Leave(why); }}));
+    weights_->AddTo(&optimizer_parts);
+  }
+  ASSIGN_OR_RETURN(optimizer_, optimizer::Optimizer::Create(optimizer_parts));
   engine::Parts engine_parts;
   engine_parts.layout = &layout;
   engine_parts.node = node;
@@ -304,6 +314,10 @@ void JobRuntime::OnStepInputRefused(LocalRank rank, const absl::Status& why) {
   engine_->OnStepInputRefused(rank, why);
 }
 
+void JobRuntime::OnWanted(LocalRank rank, int unit, uint64_t request) {
+  weights_->OnWanted(rank, unit, request);
+}
+
 // What the worker gave stays; Sessions hold the job for its replacement.
 void JobRuntime::OnWorkerLost(LocalRank, const absl::Status&) {}
 
@@ -321,6 +335,9 @@ void JobRuntime::Consumed(BucketId bucket, Generation generation, Step step) {
 }
 
 void JobRuntime::Published(BucketId bucket, Generation generation, Step step) {
+  if (weights_ != nullptr) {
+    weights_->OnPublished(bucket, WeightVersion(step.value()));
+  }
   parts_.job->Published(bucket, generation, step);
 }
 
@@ -357,6 +374,7 @@ void JobRuntime::Send(NodeRank to, const v1::PeerFrame& frame) {
 }
 
 void JobRuntime::OnLinked() {
+  if (weights_ != nullptr) weights_->SetPulls(peers_->pulls());
   routes_.Measure(peers_->transport(), [this](const absl::Status& status) {
     if (is_stopping_) return;
     if (!status.ok()) return OnPeersLost(status);
@@ -416,6 +434,10 @@ void JobRuntime::OnView(Generation generation, const v1::View& view) {
   generation_ = generation;
   first_step_ = Step(view.open_step());
   if (peers_ != nullptr) routes_.Open(view.link_cost());
+  if (weights_ != nullptr) {
+    weights_->SetGeneration(generation);
+    weights_->TakeInitial();
+  }
   const absl::Status made = MakeCollective(generation);
   if (!made.ok()) return Fail(made);
   if (num_nodes_ == 1) return StartFirst();
@@ -440,6 +462,9 @@ void JobRuntime::StartFirst() {
     published_->Initialize(parts_.job->weights(),
                            WeightVersion(first_step_.value() - 1));
   }
+  if (weights_ != nullptr) {
+    weights_->Begin(WeightVersion(first_step_.value() - 1));
+  }
   engine_->Start(generation_, first_step_, collective_.get());
   if (snapshots_ != nullptr) {
     snapshots_->OnStarted(WeightVersion(first_step_.value() - 1));
@@ -447,8 +472,14 @@ void JobRuntime::StartFirst() {
 }
 
 void JobRuntime::OnCommit(const v1::Commit& commit) {
-  engine_->OnCommit(commit);
-  LogCodecChanges(commit);
+  if (weights_ == nullptr || commit.step() != engine_->open_step().value()) {
+    engine_->OnCommit(commit);
+    return LogCodecChanges(commit);
+  }
+  // Nothing else comes between a commit and what it orders but the job's end.
+  weights_->OnCommit(!commit.skipped(), [this, commit] {
+    if (!is_stopping_) engine_->OnCommit(commit);
+  });
 }
 
 // A peer's numbers: what the plan would refuse is not named.
@@ -475,6 +506,7 @@ void JobRuntime::OnAbort(const v1::Abort& abort) {
   if (is_stopping_) return;
   engine_->OnAbort(abort);
   generation_ = Generation(abort.next_generation());
+  if (weights_ != nullptr) weights_->SetGeneration(generation_);
   CancelCollective([this, step = Step(abort.step())] {
     if (is_stopping_) return;
     const absl::Status made = MakeCollective(generation_);
@@ -523,6 +555,14 @@ void JobRuntime::OnFailed(absl::Status status) {
 }
 
 absl::Status JobRuntime::MakeCollective(Generation generation) {
+  collective::Parts parts = CollectiveParts();
+  if (weights_ != nullptr) weights_->AddTo(&parts);
+  ASSIGN_OR_RETURN(collective_,
+                   collective::Collective::Create(parts, generation));
+  return absl::OkStatus();
+}
+
+collective::Parts JobRuntime::CollectiveParts() {
   session::LocalJob* const job = parts_.job;
   collective::Parts parts;
   parts.layout = &job->layout();
@@ -553,9 +593,7 @@ absl::Status JobRuntime::MakeCollective(Generation generation) {
   parts.batch_bytes = parts_.batch_bytes;
   parts.clock = parts_.clock;
   parts.observer = this;
-  ASSIGN_OR_RETURN(collective_,
-                   collective::Collective::Create(parts, generation));
-  return absl::OkStatus();
+  return parts;
 }
 
 void JobRuntime::CancelCollective(absl::AnyInvocable<void() &&> then) {
@@ -618,6 +656,7 @@ void JobRuntime::BeginStop() {
       FinishStopIfQuiet();
     });
   }
+  if (weights_ != nullptr) weights_->Stop([this] { FinishStopIfQuiet(); });
   if (collective_ != nullptr && !is_cancelling_) {
     CancelCollective([] {});
   } else {
@@ -627,7 +666,8 @@ void JobRuntime::BeginStop() {
 
 void JobRuntime::FinishStopIfQuiet() {
   if (!is_stopping_ || !stopped_ || collective_ != nullptr ||
-      engine_->updates_in_flight() > 0 || is_saving_ || loading_ != nullptr) {
+      engine_->updates_in_flight() > 0 || is_saving_ || loading_ != nullptr ||
+      (weights_ != nullptr && !weights_->is_idle())) {
     return;
   }
   Post(std::exchange(stopped_, nullptr));
@@ -683,6 +723,7 @@ std::string JobRuntime::WaitingFor() const {
   if (waiting.empty() && collective_ != nullptr) {
     waiting = collective_->WaitingFor();
   }
+  if (waiting.empty() && weights_ != nullptr) waiting = weights_->WaitingFor();
   return waiting.empty() ? membership_->WaitingFor() : waiting;
 }
 

@@ -37,6 +37,7 @@
 #include "server/daemon/job_loading.h"
 #include "server/daemon/job_peers.h"
 #include "server/daemon/job_routes.h"
+#include "server/daemon/job_weights.h"
 #include "server/daemon/limited_log.h"
 #include "server/daemon/peer_plane.h"
 #include "server/daemon/snapshot_metrics.h"
@@ -127,6 +128,8 @@ class JobRuntime final : public session::JobObserver,
   const JobRoutes& routes() const { return routes_; }
   // Null where none are kept.
   snapshot::JobSnapshots* snapshots() const { return snapshots_.get(); }
+  // Null if all weights are resident.
+  const JobWeights* gathered() const { return weights_.get(); }
 
   // session::JobObserver
   std::string WaitingFor() const override;
@@ -135,6 +138,7 @@ class JobRuntime final : public session::JobObserver,
   void OnStepInput(LocalRank rank, std::span<const proto::GroupValues> groups,
                    std::string cursor) override;
   void OnStepInputRefused(LocalRank rank, const absl::Status& why) override;
+  void OnWanted(LocalRank rank, int unit, uint64_t request) override;
   void OnWorkerLost(LocalRank rank, const absl::Status& why) override;
   void OnAllClosed() override;
   // engine::WorkerPort
@@ -185,6 +189,7 @@ class JobRuntime final : public session::JobObserver,
   void JoinOthers();
   v1::Join MakeJoin() const;
   absl::Status MakeCollective(Generation generation);
+  collective::Parts CollectiveParts();
   void CancelCollective(absl::AnyInvocable<void() &&> then);
   void StartFirst();
   void LogCodecChanges(const v1::Commit& commit) const;
@@ -207,8 +212,9 @@ class JobRuntime final : public session::JobObserver,
   std::unique_ptr<optimizer::Optimizer> optimizer_;
   std::unique_ptr<engine::JobEngine> engine_;
   std::unique_ptr<membership::Membership> membership_;
-  std::unique_ptr<JobPeers> peers_;  // outlive the collective
-  JobRoutes routes_;                 // over the peers' transport
+  std::unique_ptr<JobPeers> peers_;      // outlive the weights
+  JobRoutes routes_;                     // over the peers' transport
+  std::unique_ptr<JobWeights> weights_;  // outlive the collective
   std::unique_ptr<collective::Collective> collective_;  // of the generation
   LimitedLog heals_;
   base::TimerId fail_timer_ = 0;

@@ -183,6 +183,8 @@ void Node::FindStored(const session::AttachRequest& request, uint32_t uid,
       std::any_of(job.groups.begin(), job.groups.end(),
                   [](const auto& group) { return group.momentum != 0; });
   identity.num_groups = job.groups.size();
+  const auto policy = layout::ParsePolicy(job.exchange);
+  const bool gathers = policy.ok() && policy->gathers_weights;
   // Two threads, in turn.
   auto found =
       std::make_shared<absl::StatusOr<std::optional<snapshot::Stored>>>();
@@ -191,10 +193,16 @@ void Node::FindStored(const session::AttachRequest& request, uint32_t uid,
        identity, tensors = job.tensors] {
         *found = snapshot::FindStored(*files, name, load, identity, tensors);
       },
-      [found, done = std::move(done)]() mutable {
+      [found, gathers, done = std::move(done)]() mutable {
         if (!found->ok()) return std::move(done)(found->status());
         if (!(*found)->has_value()) return std::move(done)(std::nullopt);
         const snapshot::Stored& stored = ***found;
+        if (gathers) {
+          return std::move(done)(absl::FailedPreconditionError(absl::StrCat(
+              "there is a snapshot, ", base::Quoted(stored.path),
+              ", and secondary_partition=none cannot go on from one; use "
+              "secondary_partition=node, or resume=never to begin anew")));
+        }
         std::move(done)(
             session::StoredJob{stored.path, stored.checksum, stored.step});
       });
@@ -206,6 +214,11 @@ void Node::SaveSnapshot(const std::string& job, const std::string& name,
   if (it == runtimes_.end()) {
     return std::move(done)(absl::NotFoundError(
         absl::StrCat("there is no job ", base::Quoted(job), " on this node")));
+  }
+  if (it->second->gathered() != nullptr) {
+    return std::move(done)(absl::FailedPreconditionError(
+        "a job with secondary_partition=none keeps no snapshots; use "
+        "secondary_partition=node"));
   }
   if (it->second->snapshots() == nullptr) {
     return std::move(done)(absl::FailedPreconditionError(
@@ -257,6 +270,9 @@ v1::JobSummary Node::Summarize(const session::LocalJob& job) const {
     if (runtime->residuals() != nullptr) {
       bytes += runtime->residuals()->size_bytes();
     }
+    if (runtime->gathered() != nullptr) {
+      bytes += runtime->gathered()->size_bytes();
+    }
     summary.set_generation(runtime->generation().value());
     summary.set_open_step(runtime->engine().open_step().value());
     summary.set_weight_version(runtime->engine().weight_version().value());
@@ -298,6 +314,9 @@ absl::StatusOr<v1::GetJobReply> Node::GetJob(const std::string& name) const {
     reply.set_steps_since_progress_ms(absl::ToInt64Milliseconds(
         leaves_.clock->Now() - runtime->last_progress()));
     reply.set_routes(runtime->routes().Describe());
+    if (runtime->gathered() != nullptr) {
+      *reply.mutable_gather() = runtime->gathered()->Status();
+    }
     if (runtime->peers() != nullptr) {
       for (v1::PeerNode& node : runtime->peers()->Nodes()) {
         *reply.add_nodes() = std::move(node);

@@ -27,14 +27,15 @@ void CopyOnce(std::byte* to, const std::byte* from, size_t size) {
   }
 }
 
-// Writes what the other side may be reading right now, in words of 64 bits.
-// Each is a release store, so that none can be seen before what was stored
-// earlier: the mark that says "being written".
+// Writes what the other side may be reading right now, in whole words. Each is
+// a release store, so that none can be seen before what was stored earlier: the
+// mark that says "being written".
+template <typename Word = uint64_t>
 void StoreWords(void* to, const void* from, size_t size) {
-  for (size_t i = 0; i < size; i += sizeof(uint64_t)) {
-    uint64_t word;
+  for (size_t i = 0; i < size; i += sizeof(Word)) {
+    Word word;
     std::memcpy(&word, static_cast<const std::byte*>(from) + i, sizeof(word));
-    __atomic_store(reinterpret_cast<uint64_t*>(static_cast<std::byte*>(to) + i),
+    __atomic_store(reinterpret_cast<Word*>(static_cast<std::byte*>(to) + i),
                    &word, __ATOMIC_RELEASE);
   }
 }
@@ -46,6 +47,16 @@ struct Failure {
   uint64_t word;
   char text[proto::kMaxErrorBytes];
 };
+// The part of it that StoreRefusal writes, in words of 32 bits.
+struct Refusal {
+  int32_t code;
+  char text[proto::kMaxErrorBytes];
+};
+static_assert(offsetof(proto::DaemonArea, refusal_text) ==
+              offsetof(proto::DaemonArea, refusal_code) +
+                  offsetof(Refusal, text));
+static_assert(sizeof(Refusal) % sizeof(uint32_t) == 0);
+
 constexpr size_t kFailureOffset = offsetof(proto::DaemonArea, failure_code);
 static_assert(kFailureOffset % sizeof(uint64_t) == 0);
 static_assert(sizeof(Failure) % sizeof(uint64_t) == 0);
@@ -60,20 +71,25 @@ static_assert(sizeof(proto::StepRecord) % sizeof(uint64_t) == 0);
 
 }  // namespace
 
-uint64_t ControlBlockView::SizeBytes(int num_buckets, int num_groups) {
-  return proto::ControlBlockLayout::For(num_buckets, num_groups).size_bytes;
+uint64_t ControlBlockView::SizeBytes(int num_buckets, int num_groups,
+                                     int num_units) {
+  return proto::ControlBlockLayout::For(num_buckets, num_groups, num_units)
+      .size_bytes;
 }
 
 absl::Status ControlBlockView::CheckBounds(std::span<std::byte> memory,
-                                           int num_buckets, int num_groups) {
+                                           int num_buckets, int num_groups,
+                                           int num_units) {
   if (num_buckets < 0 || num_buckets > proto::kMaxBuckets || num_groups < 1 ||
-      num_groups > proto::kMaxParamGroups) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("a control block of ", num_buckets, " buckets and ",
-                     num_groups, " param groups; at most ", proto::kMaxBuckets,
-                     " and ", proto::kMaxParamGroups, " are possible"));
+      num_groups > proto::kMaxParamGroups || num_units < 0 ||
+      num_units > proto::kMaxUnits) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a control block of ", num_buckets, " buckets, ", num_groups,
+        " param groups and ", num_units, " units; at most ", proto::kMaxBuckets,
+        ", ", proto::kMaxParamGroups, " and ", proto::kMaxUnits,
+        " are possible"));
   }
-  const uint64_t size_bytes = SizeBytes(num_buckets, num_groups);
+  const uint64_t size_bytes = SizeBytes(num_buckets, num_groups, num_units);
   if (memory.size() < size_bytes ||
       reinterpret_cast<uintptr_t>(memory.data()) % proto::kPageSize != 0) {
     return absl::InvalidArgumentError(
@@ -84,16 +100,17 @@ absl::Status ControlBlockView::CheckBounds(std::span<std::byte> memory,
 }
 
 absl::StatusOr<ControlBlockView> ControlBlockView::Create(
-    std::span<std::byte> memory, int num_buckets, int num_groups) {
+    std::span<std::byte> memory, int num_buckets, int num_groups,
+    int num_units) {
   ASSIGN_OR_RETURN(ControlBlockView view,
-                   Adopt(memory, num_buckets, num_groups));
+                   Adopt(memory, num_buckets, num_groups, num_units));
   const proto::ControlBlockLayout& layout = view.layout_;
   const proto::ControlBlockHeader header = {
       .magic = proto::kControlBlockMagic,
       .version = proto::kControlBlockVersion,
       .num_buckets = static_cast<uint32_t>(num_buckets),
       .num_groups = static_cast<uint32_t>(num_groups),
-      .reserved = 0,
+      .num_units = static_cast<uint32_t>(num_units),
       .size_bytes = layout.size_bytes,
       .daemon_area_offset = layout.daemon_area_offset,
       .worker_area_offset = layout.worker_area_offset,
@@ -102,23 +119,28 @@ absl::StatusOr<ControlBlockView> ControlBlockView::Create(
       .pushed_offset = layout.pushed_offset,
       .consumed_offset = layout.consumed_offset,
       .published_offset = layout.published_offset,
+      .wanted_offset = layout.wanted_offset,
+      .held_offset = layout.held_offset,
   };
   std::memcpy(memory.data(), &header, sizeof(header));
   return view;
 }
 
 absl::StatusOr<ControlBlockView> ControlBlockView::Adopt(
-    std::span<std::byte> memory, int num_buckets, int num_groups) {
-  RETURN_IF_ERROR(CheckBounds(memory, num_buckets, num_groups));
-  return ControlBlockView(memory.data(), num_buckets, num_groups);
+    std::span<std::byte> memory, int num_buckets, int num_groups,
+    int num_units) {
+  RETURN_IF_ERROR(CheckBounds(memory, num_buckets, num_groups, num_units));
+  return ControlBlockView(memory.data(), num_buckets, num_groups, num_units);
 }
 
 ControlBlockView::ControlBlockView(std::byte* memory, int num_buckets,
-                                   int num_groups)
+                                   int num_groups, int num_units)
     : memory_(memory),
       num_buckets_(num_buckets),
       num_groups_(num_groups),
-      layout_(proto::ControlBlockLayout::For(num_buckets, num_groups)) {}
+      num_units_(num_units),
+      layout_(
+          proto::ControlBlockLayout::For(num_buckets, num_groups, num_units)) {}
 
 proto::DaemonArea* ControlBlockView::daemon_area() const {
   return reinterpret_cast<proto::DaemonArea*>(memory_ +
@@ -130,13 +152,18 @@ proto::WorkerArea* ControlBlockView::worker_area() const {
                                               layout_.worker_area_offset);
 }
 
-proto::Word* ControlBlockView::words(uint64_t offset, BucketId bucket) const {
-  return reinterpret_cast<proto::Word*>(memory_ + offset) + bucket.value();
+proto::Word* ControlBlockView::words(uint64_t offset, int index) const {
+  return reinterpret_cast<proto::Word*>(memory_ + offset) + index;
 }
 
 uint64_t ControlBlockView::ReadPushed(BucketId bucket) const {
   // acquire: the gradient was written before.
-  return words(layout_.pushed_offset, bucket)->load(std::memory_order_acquire);
+  return words(layout_.pushed_offset, bucket.value())
+      ->load(std::memory_order_acquire);
+}
+
+uint64_t ControlBlockView::ReadWanted(int unit) const {
+  return words(layout_.wanted_offset, unit)->load(std::memory_order_acquire);
 }
 
 uint64_t ControlBlockView::ReadStepInput() const {
@@ -164,14 +191,19 @@ absl::Status ControlBlockView::ReadStepValues(
 }
 
 void ControlBlockView::StoreConsumed(BucketId bucket, uint64_t word) {
-  words(layout_.consumed_offset, bucket)
+  words(layout_.consumed_offset, bucket.value())
       ->store(word, std::memory_order_release);
 }
 
 void ControlBlockView::StorePublished(BucketId bucket, uint64_t word) {
   // release: the weights are written before (I2).
-  words(layout_.published_offset, bucket)
+  words(layout_.published_offset, bucket.value())
       ->store(word, std::memory_order_release);
+}
+
+void ControlBlockView::StoreHeld(int unit, uint64_t word) {
+  // release: the weights are written before (I2).
+  words(layout_.held_offset, unit)->store(word, std::memory_order_release);
 }
 
 void ControlBlockView::StoreOpen(Generation generation, Step step) {
@@ -224,6 +256,20 @@ void ControlBlockView::StoreFailure(absl::StatusCode code, bool is_fatal,
   area.failure.store(odd, std::memory_order_relaxed);
   StoreWords(&area.failure_code, &failure, sizeof(failure));
   area.failure.store(odd + 1, std::memory_order_release);
+}
+
+void ControlBlockView::StoreRefusal(absl::StatusCode code,
+                                    std::string_view text) {
+  Refusal refusal{};  // text ends in NUL
+  refusal.code = static_cast<int32_t>(code);
+  std::memcpy(refusal.text, text.data(),
+              std::min(text.size(), sizeof(refusal.text) - 1));
+  proto::DaemonArea& area = *daemon_area();
+  // As in StoreFailure.
+  const uint32_t odd = area.refusal.load(std::memory_order_relaxed) | 1;
+  area.refusal.store(odd, std::memory_order_relaxed);
+  StoreWords<uint32_t>(&area.refusal_code, &refusal, sizeof(refusal));
+  area.refusal.store(odd + 1, std::memory_order_release);
 }
 
 void ControlBlockView::Wake() {

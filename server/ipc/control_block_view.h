@@ -42,7 +42,7 @@ struct StepReport {
 class ControlBlockView {
  public:
   // Bytes that a block of these counts needs (whole pages).
-  static uint64_t SizeBytes(int num_buckets, int num_groups);
+  static uint64_t SizeBytes(int num_buckets, int num_groups, int num_units = 0);
 
   ControlBlockView() = default;  // empty; only assignment is allowed
 
@@ -50,18 +50,21 @@ class ControlBlockView {
   // InvalidArgument if counts or size are out of bounds.
   static absl::StatusOr<ControlBlockView> Create(std::span<std::byte> memory,
                                                  int num_buckets,
-                                                 int num_groups);
+                                                 int num_groups,
+                                                 int num_units = 0);
   // Over a block of an earlier life of this daemon: keeps its content.
   static absl::StatusOr<ControlBlockView> Adopt(std::span<std::byte> memory,
-                                                int num_buckets,
-                                                int num_groups);
+                                                int num_buckets, int num_groups,
+                                                int num_units = 0);
 
   int num_buckets() const { return num_buckets_; }
   int num_groups() const { return num_groups_; }
+  int num_units() const { return num_units_; }
 
   // Worker -> daemon; one acquire load. Any value may come: compare it.
   uint64_t ReadPushed(BucketId bucket) const;
   uint64_t ReadStepInput() const;
+  uint64_t ReadWanted(int unit) const;
   // What belongs to the step input word that was just read. `groups` has
   // num_groups() entries. InvalidArgument if the cursor's size is out of
   // bounds; the values are whatever the worker wrote.
@@ -71,26 +74,31 @@ class ControlBlockView {
   // Daemon -> worker; release stores. Wake() afterwards, once for many.
   void StoreConsumed(BucketId bucket, uint64_t word);
   void StorePublished(BucketId bucket, uint64_t word);
+  void StoreHeld(int unit, uint64_t word);
   void StoreOpen(Generation generation, Step step);
   // Writes the step's record first, then `committed`.
   void StoreCommitted(const StepReport& report);
   // The job's end (fatal) or an aborted step. Text beyond the bound is cut.
   void StoreFailure(absl::StatusCode code, bool is_fatal, uint64_t word,
                     std::string_view text);
+  // Why a gather was refused; before its held word.
+  void StoreRefusal(absl::StatusCode code, std::string_view text);
   void Wake();
 
  private:
-  ControlBlockView(std::byte* memory, int num_buckets, int num_groups);
+  ControlBlockView(std::byte* memory, int num_buckets, int num_groups,
+                   int num_units);
   static absl::Status CheckBounds(std::span<std::byte> memory, int num_buckets,
-                                  int num_groups);
+                                  int num_groups, int num_units);
 
   proto::DaemonArea* daemon_area() const;
   proto::WorkerArea* worker_area() const;
-  proto::Word* words(uint64_t offset, BucketId bucket) const;
+  proto::Word* words(uint64_t offset, int index) const;
 
   std::byte* memory_ = nullptr;
   int num_buckets_ = 0;
   int num_groups_ = 0;
+  int num_units_ = 0;
   proto::ControlBlockLayout layout_{};
 };
 

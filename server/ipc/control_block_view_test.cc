@@ -71,6 +71,47 @@ TEST_F(ControlBlockViewTest, TheHeaderSaysWhereThingsAre) {
   }
 }
 
+// Units have words of their own, and a text for the last refusal.
+TEST(ControlBlockGatherTest, WordsAreWhereTheWorkerLooks) {
+  constexpr int kBuckets = 3;
+  constexpr int kGroups = 2;
+  constexpr int kUnits = 700;
+  base::Segment segment = *base::Segment::Create(
+      "control", ControlBlockView::SizeBytes(kBuckets, kGroups, kUnits));
+  auto created =
+      ControlBlockView::Create(segment.bytes(), kBuckets, kGroups, kUnits);
+  ASSERT_THAT(created, base::IsOk());
+  ControlBlockView view = *created;
+  const auto layout = ControlBlockLayout::For(kBuckets, kGroups, kUnits);
+  std::byte* const bytes = segment.bytes().data();
+  const auto word = [&](uint64_t offset, int unit) {
+    return reinterpret_cast<proto::Word*>(bytes + offset) + unit;
+  };
+  word(layout.wanted_offset, 699)->store(7);
+  EXPECT_EQ(view.ReadWanted(699), 7u);
+  EXPECT_EQ(view.ReadWanted(698), 0u);
+  view.StoreHeld(699, proto::HeldWord(7, proto::HeldState::kHeld, 12));
+  const uint64_t held = word(layout.held_offset, 699)->load();
+  EXPECT_TRUE(proto::IsHeldFor(held, 7));
+  EXPECT_FALSE(proto::IsHeldFor(held, 9));
+  EXPECT_EQ(proto::StateOfHeld(held), proto::HeldState::kHeld);
+  EXPECT_EQ(proto::VersionOfHeld(held), 12);
+  EXPECT_EQ(layout.size_bytes, segment.size_bytes());
+  const auto* const area = reinterpret_cast<const proto::DaemonArea*>(
+      bytes + layout.daemon_area_offset);
+  view.StoreRefusal(absl::StatusCode::kResourceExhausted,
+                    std::string(2 * proto::kMaxErrorBytes, 'x'));
+  EXPECT_EQ(area->refusal.load(), 2u);
+  EXPECT_EQ(area->refusal_code, 8);
+  EXPECT_EQ(strnlen(area->refusal_text, proto::kMaxErrorBytes),
+            proto::kMaxErrorBytes - 1);
+  EXPECT_THAT(ControlBlockView::Create(segment.bytes(), 1, 1, -1),
+              base::StatusIs(absl::StatusCode::kInvalidArgument));
+  EXPECT_THAT(
+      ControlBlockView::Create(segment.bytes(), 1, 1, proto::kMaxUnits + 1),
+      base::StatusIs(absl::StatusCode::kInvalidArgument));
+}
+
 // I4: every count that is allowed has a layout without overlap.
 TEST(ControlBlockLayoutTest, FitsEveryCount) {
   for (const uint32_t buckets :

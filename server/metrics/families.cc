@@ -121,6 +121,33 @@ const std::vector<FamilyInfo>& Table() {
        .kind = Kind::kCounter,
        .is_per_job = true,
        .labels = {{"direction", {"pushed", "published"}}}},
+      {.family = Family::kGatherBytes,
+       .name = "ballast_gather_payload_bytes_total",
+       .help = "Bytes of weights that this node pulled from their owners for "
+               "its workers, and that other nodes pulled from it; only where "
+               "weights are not resident.",
+       .kind = Kind::kCounter,
+       .is_per_job = true,
+       .labels = {{"direction", {"pulled", "served"}}}},
+      {.family = Family::kGathers,
+       .name = "ballast_gathers_total",
+       .help = "Units of weights that became resident because a worker wanted "
+               "them, and that were refused for lack of room.",
+       .kind = Kind::kCounter,
+       .is_per_job = true,
+       .labels = {{"outcome", {"held", "refused"}}}},
+      {.family = Family::kGatherWaits,
+       .name = "ballast_gather_waits_total",
+       .help = "Parts of weights that another node asked for before this one "
+               "had the version.",
+       .kind = Kind::kCounter,
+       .is_per_job = true},
+      {.family = Family::kGatherResidentBytes,
+       .name = "ballast_gather_resident_bytes",
+       .help = "Memory of the weights that workers have gathered and not given "
+               "back.",
+       .kind = Kind::kGauge,
+       .is_per_job = true},
       {.family = Family::kExchangeDuration,
        .name = "ballast_exchange_duration_seconds",
        .help = "Time of one batch of a bucket (all of a small one) between "

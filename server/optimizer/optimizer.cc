@@ -95,7 +95,8 @@ class ShardOptimizer final : public Optimizer {
     std::ranges::fill(state.master(), 0.0f);
     for (const layout::Bucket& bucket : parts_.layout->buckets()) {
       for (const auto& piece : bucket.shards[parts_.node.value()].pieces) {
-        parts_.kernels->widen(WeightsOf(piece), DTypeOf(piece), piece.size(),
+        parts_.kernels->widen(WeightsOf(bucket.id, piece), DTypeOf(piece),
+                              piece.size(),
                               state.master().data() + piece.state_offset);
       }
     }
@@ -103,13 +104,15 @@ class ShardOptimizer final : public Optimizer {
   }
 
   // On a pool thread.
-  void Update(int thread, int64_t index, const layout::Chunk& chunk) {
+  void Update(int thread, BucketId bucket, int64_t index,
+              const layout::Chunk& chunk) {
     if (undo_->IsDone(index, word_)) return;
     if (parts_.guard != nullptr) parts_.guard->BeforeUpdate(index);
     undo_->Begin(thread, index, word_);
     BALLAST_FAILPOINT("optimizer.chunk.open");
     for (const layout::Piece& piece : chunk.pieces) {
-      UpdatePiece(piece, undo_->ForPiece(thread, index, piece.state_offset));
+      UpdatePiece(bucket, piece,
+                  undo_->ForPiece(thread, index, piece.state_offset));
     }
     BALLAST_FAILPOINT("optimizer.chunk.updated");
     undo_->Finish(thread, index, word_);
@@ -125,13 +128,16 @@ class ShardOptimizer final : public Optimizer {
     return parts_.layout->tensor(piece.tensor).dtype;
   }
 
-  std::byte* WeightsOf(const layout::Piece& piece) const {
-    return parts_.weights.data() +
-           parts_.layout->place(piece.tensor).weight_offset +
-           piece.begin * kernels::SizeOf(DTypeOf(piece));
+  std::byte* WeightsOf(BucketId bucket, const layout::Piece& piece) const {
+    const int64_t shift =
+        parts_.weight_shifts.empty() ? 0 : parts_.weight_shifts[bucket.value()];
+    const int64_t offset = parts_.layout->place(piece.tensor).weight_offset +
+                           piece.begin * kernels::SizeOf(DTypeOf(piece));
+    return parts_.weights.data() + (offset + shift);
   }
 
-  void UpdatePiece(const layout::Piece& piece, kernels::StepUndo undo) {
+  void UpdatePiece(BucketId bucket, const layout::Piece& piece,
+                   kernels::StepUndo undo) {
     ShardState& state = *parts_.state;
     const auto at = [&piece](std::span<float> array) {
       return array.data() + piece.state_offset;
@@ -150,7 +156,7 @@ class ShardOptimizer final : public Optimizer {
         state.kind(), scalars, piece.size(), at(state.gradient()),
         at(state.master()), has_m ? at(state.moment(0)) : nullptr,
         state.num_moments() > 1 ? at(state.moment(1)) : nullptr, DTypeOf(piece),
-        parts_.casts_weights ? WeightsOf(piece) : nullptr, undo);
+        parts_.casts_weights ? WeightsOf(bucket, piece) : nullptr, undo);
   }
 
   const Parts parts_;
@@ -163,14 +169,17 @@ class ShardOptimizer final : public Optimizer {
 };
 
 void ChunkTask::Run(int thread) {
-  if (chunk_ != nullptr) optimizer_->Update(thread, index_, *chunk_);
+  if (chunk_ != nullptr) optimizer_->Update(thread, bucket_, index_, *chunk_);
 }
 
 void ChunkTask::Done() { optimizer_->OnChunkDone(bucket_); }
 
 absl::Status CheckParts(const Parts& parts, const UndoLog& undo) {
   const int64_t elements = parts.layout->state_elements(parts.node);
-  if (parts.weights.size() < parts.layout->weights_bytes() ||
+  const bool has_all = parts.weight_shifts.empty();
+  if ((has_all && parts.weights.size() < parts.layout->weights_bytes()) ||
+      (!has_all &&
+       parts.weight_shifts.size() != parts.layout->buckets().size()) ||
       static_cast<int64_t>(parts.state->master().size()) != elements) {
     return absl::InvalidArgumentError(absl::StrCat(
         "weights of ", parts.weights.size(), " bytes and state of ",

@@ -50,6 +50,10 @@ struct Parts {
   device::Device* device = nullptr;  // undo records
   ShardState* state = nullptr;
   std::span<std::byte> weights;  // the node's published segment
+  // Where the node shows only what its workers gather, `weights` holds its own
+  // shards alone, each this many bytes after its place in the segment; by
+  // bucket. Empty: the segment itself.
+  std::vector<int64_t> weight_shifts = {};
   // False where weights are quantized between nodes: what is published is the
   // decoded form, which the collective makes from the masters.
   bool casts_weights = true;

@@ -172,6 +172,16 @@ v1::AttachReply ToProto(const session::AttachReply& reply) {
     tensor->set_gradient_offset(place.gradient_offset);
     tensor->set_first_bucket(place.first_bucket);
     tensor->set_last_bucket(place.last_bucket);
+    if (reply.units == nullptr) continue;
+    const layout::UnitRange range =
+        reply.units->UnitsOf(TensorId(proto.tensors_size() - 1));
+    tensor->set_first_unit(range.first);
+    tensor->set_last_unit(range.last);
+  }
+  if (reply.units != nullptr) {
+    proto.set_num_units(reply.units->size());
+    proto.set_num_frozen_units(reply.units->size() -
+                               static_cast<int>(layout.buckets().size()));
   }
   proto.set_num_buckets(static_cast<int>(layout.buckets().size()));
   proto.set_weights_bytes(layout.weights_bytes());

@@ -66,6 +66,7 @@ class FakeHost final : public session::JobHost, public session::JobObserver {
   void OnStepInput(LocalRank, std::span<const proto::GroupValues>,
                    std::string) override {}
   void OnStepInputRefused(LocalRank, const absl::Status&) override {}
+  void OnWanted(LocalRank, int, uint64_t) override {}
   void OnWorkerLost(LocalRank, const absl::Status&) override {}
   void OnAllClosed() override {}
 };

@@ -11,6 +11,7 @@
 #include "absl/time/time.h"
 #include "kernels/hyper_parameters.h"
 #include "server/base/ids.h"
+#include "server/layout/gather_units.h"
 #include "server/layout/layout.h"
 
 namespace ballast::session {
@@ -65,6 +66,7 @@ struct AttachReply {
   const layout::Layout* layout = nullptr;
   uint64_t initial_bytes = 0;  // 0: no kInitial segment was sent
   bool resumed = false;
+  const layout::GatherUnits* units = nullptr;  // null: weights are resident
 };
 
 struct BeginReply {

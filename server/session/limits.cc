@@ -16,6 +16,7 @@
 #include "server/ipc/control_block_view.h"
 #include "server/layout/difference.h"
 #include "server/layout/exchange_plan.h"
+#include "server/layout/gather_units.h"
 #include "server/layout/policy.h"
 #include "server/session/group_rules.h"
 
@@ -185,14 +186,26 @@ std::string GroupDifference(const JobSpec& job, const JobSpec& other) {
 }
 
 uint64_t LeastBytes(const JobSpec& spec, int local_world_size) {
+  const auto policy = layout::ParsePolicy(spec.exchange);
+  const bool gathers = policy.ok() && policy->gathers_weights;
   double bytes = 0;  // no overflow, and precise enough for a bound
   for (const layout::TensorSpec& tensor : spec.tensors) {
     double size = kernels::SizeOf(tensor.dtype);
     // Negative dimensions: Layout::Create has the words for them.
     for (const int64_t d : tensor.shape) size *= std::max<int64_t>(d, 0);
-    bytes += size * (tensor.trainable ? 1 + local_world_size : 1);
+    // A part of the weights, where they are gathered; how much is not known.
+    const int copies = gathers ? 0 : 1;
+    bytes += size * (tensor.trainable ? copies + local_world_size : copies);
   }
   return bytes < 1e18 ? static_cast<uint64_t>(bytes) : uint64_t{1} << 60;
+}
+
+uint64_t ResidentBytes(const layout::ExchangePolicy& policy,
+                       const layout::Layout& layout) {
+  const uint64_t all = layout.weights_bytes();
+  return !policy.gathers_weights || policy.resident_bytes == 0
+             ? all
+             : std::min(all, policy.resident_bytes);
 }
 
 MemoryNeed EstimateMemory(const JobSpec& spec, const layout::Layout& layout,
@@ -204,10 +217,25 @@ MemoryNeed EstimateMemory(const JobSpec& spec, const layout::Layout& layout,
   MemoryNeed need;
   need.gradients = workers * layout.gradients_bytes();
   need.weights = layout.weights_bytes();
+  int num_units = 0;
+  if (const auto policy = layout::ParsePolicy(spec.exchange);
+      policy.ok() && policy->gathers_weights) {
+    const layout::GatherUnits units(layout);
+    num_units = units.size();
+    need.weights = ResidentBytes(*policy, layout);
+    need.owned = units.owned_bytes(node.value());
+    const layout::ExchangePlan plan(*policy, layout);
+    if (plan.quantizes_weights()) {
+      // Encoded too, from the first step on.
+      need.owned += plan.PerStep(layout, node).weights /
+                    (layout.topology().num_nodes - 1);
+    }
+  }
   need.initial = node == NodeRank(0) ? layout.weights_bytes() : 0;
-  need.control_blocks = workers * ipc::ControlBlockView::SizeBytes(
-                                      static_cast<int>(layout.buckets().size()),
-                                      static_cast<int>(spec.groups.size()));
+  need.control_blocks =
+      workers * ipc::ControlBlockView::SizeBytes(
+                    static_cast<int>(layout.buckets().size()),
+                    static_cast<int>(spec.groups.size()), num_units);
   need.state = layout.state_elements(node) * 4 * (1 + moments + 1);
   // Refused before it comes here, if it is no policy.
   const auto policy = layout::ParsePolicy(spec.exchange);

@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "server/base/ids.h"
 #include "server/layout/layout.h"
+#include "server/layout/policy.h"
 #include "server/session/job_spec.h"
 
 namespace ballast::session {
@@ -33,9 +34,14 @@ std::string GroupDifference(const JobSpec& job, const JobSpec& other);
 // What the job's segments on one node need at least, before there is a layout.
 uint64_t LeastBytes(const JobSpec& spec, int local_world_size);
 
+// What the policy lets a node hold of a job's weights.
+uint64_t ResidentBytes(const layout::ExchangePolicy& policy,
+                       const layout::Layout& layout);
+
 struct MemoryNeed {
   uint64_t gradients = 0;  // W segments
-  uint64_t weights = 0;    // published
+  uint64_t weights = 0;    // published, or what may be gathered of them
+  uint64_t owned = 0;      // what others gather here, if they do
   uint64_t initial = 0;    // until Begin, where rank 0 is here
   uint64_t control_blocks = 0;
   uint64_t state = 0;      // masters, moments, reduced gradients
@@ -43,8 +49,8 @@ struct MemoryNeed {
   uint64_t residuals = 0;  // two of every gradient's elements
   uint64_t snapshot = 0;   // a copy of the state, where snapshots are on
   uint64_t total() const {
-    return gradients + weights + initial + control_blocks + state + undo +
-           residuals + snapshot;
+    return gradients + weights + owned + initial + control_blocks + state +
+           undo + residuals + snapshot;
   }
 };
 MemoryNeed EstimateMemory(const JobSpec& spec, const layout::Layout& layout,

@@ -8,7 +8,9 @@
 #include "absl/strings/str_join.h"
 #include "server/base/names.h"
 #include "server/base/status_macros.h"
+#include "server/layout/policy.h"
 #include "server/session/group_rules.h"
+#include "server/session/limits.h"
 
 namespace ballast::session {
 
@@ -52,17 +54,29 @@ absl::StatusOr<std::unique_ptr<LocalJob>> LocalJob::Create(
   auto job = std::unique_ptr<LocalJob>(new LocalJob(
       device, executor, std::move(spec), std::move(layout), node, uid));
   const std::string& name = job->spec_.name;
-  ASSIGN_OR_RETURN(job->weights_,
-                   device->AllocateShared(
-                       std::max<uint64_t>(job->layout_.weights_bytes(), 1),
-                       absl::StrCat(name, "-weights")));
+  ASSIGN_OR_RETURN(const layout::ExchangePolicy policy,
+                   layout::ParsePolicy(job->spec_.exchange));
+  const uint64_t bytes = std::max<uint64_t>(job->layout_.weights_bytes(), 1);
+  const std::string label = absl::StrCat(name, "-weights");
+  if (policy.gathers_weights) {
+    job->units_.emplace(job->layout_);
+    ASSIGN_OR_RETURN(
+        job->weights_,
+        device->AllocateSparse(
+            bytes, std::max<uint64_t>(1, ResidentBytes(policy, job->layout_)),
+            label));
+  } else {
+    ASSIGN_OR_RETURN(job->weights_, device->AllocateShared(bytes, label));
+  }
   const int num_groups = static_cast<int>(job->spec_.groups.size());
+  const int num_units = job->units_.has_value() ? job->units_->size() : 0;
   for (int i = 0; i < job->local_world_size(); ++i) {
-    ASSIGN_OR_RETURN(auto slot,
-                     Slot::Create(device, &job->layout_, num_groups, name));
+    ASSIGN_OR_RETURN(auto slot, Slot::Create(device, &job->layout_, num_groups,
+                                             name, num_units));
     job->slots_.push_back(std::move(slot));
   }
   job->scratch_.reserve(job->layout_.buckets().size());
+  job->scratch_units_.reserve(num_units);
   return job;
 }
 
@@ -95,8 +109,9 @@ JobState LocalJob::state() const {
   return has_begun() ? JobState::kRunning : JobState::kLoading;
 }
 
+// Of a sparse segment: nothing; whoever fills it knows.
 uint64_t LocalJob::segment_bytes() const {
-  uint64_t bytes = weights_->size_bytes();
+  uint64_t bytes = units_.has_value() ? 0 : weights_->size_bytes();
   for (const auto& slot : slots_) bytes += slot->size_bytes();
   return bytes;
 }
@@ -294,7 +309,7 @@ absl::StatusOr<AttachReply> LocalJob::Attach(LocalRank rank, WorkerLink* link,
   }
   return AttachReply{link->identity().incarnation, &layout_,
                      needs_initial ? weights_->size_bytes() : 0,
-                     has_begun() || is_stored};
+                     has_begun() || is_stored, units()};
 }
 
 absl::Status LocalJob::SendSegments(LocalRank rank, bool needs_initial) {
@@ -337,10 +352,13 @@ void LocalJob::Begin(LocalRank rank, BeginDone done) {
         slot.begin_done ? " and waits in another Begin" : "; attach first")));
     return;
   }
-  if (const auto initial = slot.TakeInitial();
-      initial != nullptr && !has_begun()) {
-    std::memcpy(weights_->bytes().data(), initial->bytes().data(),
-                weights_->size_bytes());
+  if (auto initial = slot.TakeInitial(); initial != nullptr && !has_begun()) {
+    if (units_.has_value()) {
+      initial_ = std::move(initial);  // its parts go to their owners
+    } else {
+      std::memcpy(weights_->bytes().data(), initial->bytes().data(),
+                  weights_->size_bytes());
+    }
   }
   slot.MakeReady();
   slot.begin_done = std::move(done);
@@ -388,6 +406,7 @@ void LocalJob::ScanSlot(LocalRank rank) {
   pushed.clear();
   slot.TakePushed(word, &pushed);
   TakeInput(rank);
+  TakeWanted(rank);
   for (const BucketId bucket : pushed) {
     // An observer may have ended the step, or the job, meanwhile.
     if (is_failed_ || open_->word() != word) break;
@@ -395,6 +414,51 @@ void LocalJob::ScanSlot(LocalRank rank) {
   }
   scratch_ = std::move(pushed);
   TellIfHopeless(rank);
+}
+
+void LocalJob::TakeWanted(LocalRank rank) {
+  if (!units_.has_value()) return;
+  Slot& slot = *slots_[rank.value()];
+  if (slot.state() == SlotState::kClosed) return;
+  std::vector<int> changed = std::exchange(scratch_units_, {});
+  changed.clear();
+  slot.TakeWanted(&changed);
+  // What is given back makes room for what is wanted, whatever their places.
+  for (const bool is_wanted : {false, true}) {
+    for (const int unit : changed) {
+      if (slot.wanted(unit) % 2 == (is_wanted ? 1 : 0)) {
+        observer_->OnWanted(rank, unit, slot.wanted(unit));
+      }
+    }
+  }
+  scratch_units_ = std::move(changed);
+}
+
+// What a worker that leaves held goes back.
+void LocalJob::DropWanted(LocalRank rank) {
+  if (!units_.has_value() || is_failed_ || observer_ == nullptr) return;
+  Slot& slot = *slots_[rank.value()];
+  std::vector<int> dropped;
+  slot.DropWanted(&dropped);
+  for (const int unit : dropped) {
+    observer_->OnWanted(rank, unit, slot.wanted(unit));
+  }
+}
+
+void LocalJob::StoreHeld(LocalRank rank, int unit, uint64_t request,
+                         proto::HeldState state, WeightVersion version) {
+  Slot& slot = *slots_[rank.value()];
+  if (!slot.is_occupied()) return;
+  slot.view().StoreHeld(unit, proto::HeldWord(request, state, version.value()));
+  WakeLater();
+}
+
+void LocalJob::Refuse(LocalRank rank, int unit, uint64_t request,
+                      const absl::Status& why) {
+  Slot& slot = *slots_[rank.value()];
+  if (!slot.is_occupied()) return;
+  slot.view().StoreRefusal(why.code(), std::string(why.message()));
+  StoreHeld(rank, unit, request, proto::HeldState::kRefused, {});
 }
 
 void LocalJob::TellIfHopeless(LocalRank rank) {
@@ -435,6 +499,7 @@ void LocalJob::OnLinkGone(LocalRank rank, const absl::Status& why) {
   Slot& slot = *slots_[rank.value()];
   CancelBegin(rank, why.ok() ? absl::CancelledError("the worker left") : why);
   const bool was_closed = slot.state() == SlotState::kClosed;
+  DropWanted(rank);
   slot.Vacate(/*was_lost=*/!absl::IsCancelled(why));
   if (!was_closed && !is_failed_ && observer_ != nullptr) {
     observer_->OnWorkerLost(rank, why);
@@ -447,6 +512,7 @@ void LocalJob::Close(LocalRank rank) {
   // Its last doorbell may come after this call.
   OnDoorbell(rank);
   CancelBegin(rank, absl::CancelledError("the worker closed the job"));
+  DropWanted(rank);
   slot.Close();
   for (int i = 0; i < local_world_size(); ++i) TellIfHopeless(LocalRank(i));
   if (num_closed() == local_world_size()) observer_->OnAllClosed();

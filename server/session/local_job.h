@@ -33,6 +33,7 @@
 #include "server/base/ids.h"
 #include "server/device/device.h"
 #include "server/ipc/control_block_view.h"
+#include "server/layout/gather_units.h"
 #include "server/layout/layout.h"
 #include "server/session/closing.h"
 #include "server/session/job_spec.h"
@@ -83,6 +84,16 @@ class LocalJob {
   void Restore(int64_t optimizer_step,
                std::vector<kernels::HyperParameters> groups,
                std::vector<std::string> cursors);
+  // Null: all weights are resident. Otherwise the segment is sparse.
+  const layout::GatherUnits* units() const {
+    return units_.has_value() ? &*units_ : nullptr;
+  }
+  device::SharedBuffer* weights_buffer() { return weights_.get(); }
+  // Rank 0's initial values, where weights are not resident; null if it is not
+  // here, or once they were taken.
+  std::unique_ptr<device::SharedBuffer> TakeInitial() {
+    return std::move(initial_);
+  }
 
   // ---- The engine's port (engine::WorkerPort says when). ----
 
@@ -94,6 +105,12 @@ class LocalJob {
   void Committed(const ipc::StepReport& report);
   void Finished(const ipc::StepReport& report);
   void Aborted(Step step, Generation next, const absl::Status& why);
+
+  // What became of a request (JobObserver::OnWanted).
+  void StoreHeld(LocalRank rank, int unit, uint64_t request,
+                 proto::HeldState state, WeightVersion version);
+  void Refuse(LocalRank rank, int unit, uint64_t request,
+              const absl::Status& why);
 
   // ---- The workers' side (Sessions). ----
 
@@ -159,6 +176,8 @@ class LocalJob {
   void StoreState(Slot& slot);
   void ScanSlot(LocalRank rank);
   void TakeInput(LocalRank rank);
+  void TakeWanted(LocalRank rank);
+  void DropWanted(LocalRank rank);
   void AnswerBegin(LocalRank rank);
   void StorePendingAbort();
   void TellIfHopeless(LocalRank rank);
@@ -173,7 +192,9 @@ class LocalJob {
   const uint32_t uid_;
   JobObserver* observer_ = nullptr;
   std::vector<std::unique_ptr<Slot>> slots_;
+  std::optional<layout::GatherUnits> units_;
   std::unique_ptr<device::SharedBuffer> weights_;
+  std::unique_ptr<device::SharedBuffer> initial_;  // with units_, at the start
   std::optional<OpenStep> open_;
   // An abort that workers are told of together with the new open word.
   struct PendingAbort {
@@ -188,6 +209,7 @@ class LocalJob {
   std::optional<ipc::StepReport> reports_[2];     // by step & 1
   std::vector<kernels::HyperParameters> groups_;  // last committed
   std::vector<BucketId> scratch_;                 // of one scan
+  std::vector<int> scratch_units_;
   bool is_failed_ = false;
   bool is_wake_posted_ = false;
   std::string last_failure_;

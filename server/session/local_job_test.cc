@@ -398,5 +398,101 @@ TEST_F(LocalJobTest, AClosedRanksFullContributionStillCounts) {
   EXPECT_EQ(processes_[0].daemon()->failure_fatal, 1);
 }
 
+// Weights that are not resident.
+class GatheringJobTest : public testing::Test {
+ protected:
+  using Want = FakeObserver::Want;
+
+  GatheringJobTest() : executor_(1), device_({}, &executor_) {
+    AttachRequest request = SmallRequest("job", 0, 1);
+    request.job.exchange = "exact secondary_partition=none";
+    layout::Options options;
+    options.bucket_bytes = request.job.bucket_bytes;
+    job_ = *LocalJob::Create(
+        &device_, &executor_, request.job,
+        *layout::Layout::Create(request.job.tensors, {1, 1}, 1, options),
+        NodeRank(0));
+    job_->set_observer(&observer_);
+    link_ = std::make_unique<FakeLink>(&process_, 100);
+    EXPECT_THAT(job_->Attach(LocalRank(0), link_.get(), true), IsOk());
+    job_->Begin(LocalRank(0), [](absl::StatusOr<BeginReply>) {});
+  }
+  void Ask(int unit, uint64_t request) {
+    process_.wanted(unit)->store(request);
+    job_->OnDoorbell(LocalRank(0));
+  }
+
+  base::SimExecutor executor_;
+  device::HostDevice device_;
+  FakeObserver observer_;
+  FakeProcess process_;
+  std::unique_ptr<LocalJob> job_;
+  std::unique_ptr<FakeLink> link_;
+};
+
+TEST_F(GatheringJobTest, RequestsCountOnceAndOnlyForward) {
+  Ask(1, 1);
+  EXPECT_THAT(observer_.wants, IsEmpty()) << "nothing is published yet";
+  job_->Open(Generation(1), Step(1));
+  EXPECT_THAT(observer_.wants, ElementsAre(Want{0, 1, 1}));
+  job_->OnDoorbell(LocalRank(0));
+  Ask(1, 3);
+  Ask(1, 2);  // back: ignored and counted
+  EXPECT_THAT(observer_.wants, ElementsAre(Want{0, 1, 1}, Want{0, 1, 3}));
+  EXPECT_EQ(job_->slot(LocalRank(0)).ignored(), 1u);
+}
+
+TEST_F(GatheringJobTest, WhatIsGivenBackMakesRoomFirst) {
+  job_->Open(Generation(1), Step(1));
+  Ask(2, 1);
+  observer_.wants.clear();
+  process_.wanted(2)->store(2);
+  Ask(0, 1);
+  EXPECT_THAT(observer_.wants, ElementsAre(Want{0, 2, 2}, Want{0, 0, 1}));
+}
+
+TEST_F(GatheringJobTest, WhatAWorkerHeldGoesBackWithIt) {
+  job_->Open(Generation(1), Step(1));
+  Ask(0, 1);
+  Ask(2, 1);
+  Ask(2, 2);
+  observer_.wants.clear();
+  job_->OnLinkGone(LocalRank(0), absl::UnavailableError("it died"));
+  EXPECT_THAT(observer_.wants, ElementsAre(Want{0, 0, 2}));
+  // Its replacement begins at nothing.
+  FakeProcess next;
+  FakeLink link(&next, 101);
+  ASSERT_THAT(job_->Attach(LocalRank(0), &link, false), IsOk());
+  EXPECT_EQ(next.wanted(0)->load(), 0u);
+  EXPECT_EQ(next.held(0)->load(), 0u);
+  job_->OnLinkGone(LocalRank(0), absl::OkStatus());
+}
+
+TEST_F(GatheringJobTest, AnswersAreStoredAndWakeTheWorker) {
+  job_->Open(Generation(1), Step(1));
+  Ask(1, 5);
+  EXPECT_TRUE(executor_.RunUntilIdle());
+  const int wakes = process_.wakes;
+  job_->StoreHeld(LocalRank(0), 1, 5, proto::HeldState::kHeld,
+                  WeightVersion(3));
+  job_->Refuse(LocalRank(0), 2, 1, absl::ResourceExhaustedError("no room"));
+  EXPECT_TRUE(executor_.RunUntilIdle());
+  EXPECT_EQ(process_.wakes, wakes + 1) << "one wake for many";
+  EXPECT_EQ(process_.held(1)->load(),
+            proto::HeldWord(5, proto::HeldState::kHeld, 3));
+  EXPECT_EQ(proto::StateOfHeld(process_.held(2)->load()),
+            proto::HeldState::kRefused);
+  EXPECT_STREQ(process_.daemon()->refusal_text, "no room");
+}
+
+TEST_F(GatheringJobTest, InitialValuesAreKeptForTheirOwners) {
+  const auto initial = job_->TakeInitial();
+  ASSERT_NE(initial, nullptr);
+  EXPECT_GE(initial->size_bytes(), job_->layout().weights_bytes());
+  EXPECT_EQ(job_->TakeInitial(), nullptr);
+  ASSERT_NE(job_->units(), nullptr);
+  EXPECT_EQ(job_->units()->size(), 3);
+}
+
 }  // namespace
 }  // namespace ballast::session

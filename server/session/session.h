@@ -71,6 +71,9 @@ class JobObserver {
   // Values that no optimizer could take (not finite, out of their range):
   // InvalidArgument names group, field and value. The step cannot commit.
   virtual void OnStepInputRefused(LocalRank rank, const absl::Status& why) = 0;
+  // Where weights are not resident: the worker wants the unit held (an odd
+  // `request`; control_block.h), or not any more.
+  virtual void OnWanted(LocalRank rank, int unit, uint64_t request) = 0;
   virtual void OnWorkerLost(LocalRank rank, const absl::Status& why) = 0;
   virtual void OnAllClosed() = 0;
   // Whom or what the job waits for, in words; empty if for nobody.

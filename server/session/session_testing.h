@@ -56,6 +56,12 @@ struct FakeProcess {
   proto::Word* published(int b) const {
     return At<proto::Word>(header().published_offset) + b;
   }
+  proto::Word* wanted(int u) const {
+    return At<proto::Word>(header().wanted_offset) + u;
+  }
+  proto::Word* held(int u) const {
+    return At<proto::Word>(header().held_offset) + u;
+  }
   proto::GroupValues* groups() const {
     return At<proto::GroupValues>(header().groups_offset);
   }
@@ -127,6 +133,16 @@ struct FakeObserver : JobObserver {
   }
   void OnStepInputRefused(LocalRank, const absl::Status& why) override {
     refusals.push_back(why);
+  }
+  struct Want {
+    int rank;
+    int unit;
+    uint64_t request;
+    bool operator==(const Want&) const = default;
+  };
+  std::vector<Want> wants;
+  void OnWanted(LocalRank rank, int unit, uint64_t request) override {
+    wants.push_back({rank.value(), unit, request});
   }
   void OnWorkerLost(LocalRank rank, const absl::Status&) override {
     lost.push_back(rank.value());

@@ -26,13 +26,14 @@ std::string_view Name(SlotState state) {
 absl::StatusOr<std::unique_ptr<Slot>> Slot::Create(device::Device* device,
                                                    const layout::Layout* layout,
                                                    int num_groups,
-                                                   std::string_view job) {
+                                                   std::string_view job,
+                                                   int num_units) {
   auto slot = std::unique_ptr<Slot>(new Slot(layout));
   const int num_buckets = static_cast<int>(layout->buckets().size());
   ASSIGN_OR_RETURN(
       slot->control_,
       device->AllocateShared(
-          ipc::ControlBlockView::SizeBytes(num_buckets, num_groups),
+          ipc::ControlBlockView::SizeBytes(num_buckets, num_groups, num_units),
           absl::StrCat(std::string(job), "-control")));
   ASSIGN_OR_RETURN(
       slot->gradients_,
@@ -41,6 +42,8 @@ absl::StatusOr<std::unique_ptr<Slot>> Slot::Create(device::Device* device,
   slot->num_groups_ = num_groups;
   slot->taken_.resize(num_buckets);
   slot->seen_.resize(num_buckets);
+  slot->wanted_.resize(num_units);
+  slot->seen_wanted_.resize(num_units);
   slot->groups_.resize(num_groups);
   return slot;
 }
@@ -60,9 +63,9 @@ absl::Status Slot::Occupy(WorkerLink* link, uint64_t open_word) {
       }
     }
   }
-  ASSIGN_OR_RETURN(view_,
-                   ipc::ControlBlockView::Create(
-                       memory, static_cast<int>(taken_.size()), num_groups_));
+  ASSIGN_OR_RETURN(view_, ipc::ControlBlockView::Create(
+                              memory, static_cast<int>(taken_.size()),
+                              num_groups_, static_cast<int>(wanted_.size())));
   state_ = SlotState::kAttached;
   link_ = link;
   identity_ = link->identity();
@@ -70,6 +73,8 @@ absl::Status Slot::Occupy(WorkerLink* link, uint64_t open_word) {
   ignored_ = 0;
   seen_.assign(seen_.size(), 0);
   seen_input_ = 0;
+  wanted_.assign(wanted_.size(), 0);
+  seen_wanted_.assign(wanted_.size(), 0);
   return absl::OkStatus();
 }
 
@@ -110,6 +115,28 @@ void Slot::TakePushed(uint64_t open_word, std::vector<BucketId>* pushed) {
     }
     taken_[b] = word;
     pushed->push_back(BucketId(b));
+  }
+}
+
+void Slot::TakeWanted(std::vector<int>* changed) {
+  const int num_units = static_cast<int>(wanted_.size());
+  for (int u = 0; u < num_units; ++u) {
+    const uint64_t request = view_.ReadWanted(u);
+    if (request == wanted_[u]) continue;
+    if (request < wanted_[u]) {
+      Ignore(request, &seen_wanted_[u]);
+      continue;
+    }
+    wanted_[u] = request;
+    changed->push_back(u);
+  }
+}
+
+void Slot::DropWanted(std::vector<int>* dropped) {
+  for (size_t u = 0; u < wanted_.size(); ++u) {
+    if (wanted_[u] % 2 == 0) continue;
+    ++wanted_[u];
+    dropped->push_back(static_cast<int>(u));
   }
 }
 

@@ -39,7 +39,7 @@ class Slot {
   // Allocates control block and gradients (zeroed). `layout` outlives it.
   static absl::StatusOr<std::unique_ptr<Slot>> Create(
       device::Device* device, const layout::Layout* layout, int num_groups,
-      std::string_view job);
+      std::string_view job, int num_units);
 
   SlotState state() const { return state_; }
   bool is_occupied() const { return link_ != nullptr; }
@@ -76,6 +76,12 @@ class Slot {
     return taken_[bucket.value()] == open_word;
   }
   int CountTaken(uint64_t open_word) const;
+
+  // Appends the units whose request has changed; only growing ones count.
+  void TakeWanted(std::vector<int>* changed);
+  uint64_t wanted(int unit) const { return wanted_[unit]; }
+  // As if the worker wanted nothing any more; appends what it wanted.
+  void DropWanted(std::vector<int>* dropped);
   // Has handed over all of the step of `open_word`; has called step in it.
   bool IsComplete(uint64_t open_word) const {
     return taken_input_ == open_word &&
@@ -117,8 +123,10 @@ class Slot {
   std::unique_ptr<device::SharedBuffer> initial_;  // rank 0, until Begin
   ipc::ControlBlockView view_;
   int num_groups_ = 0;
-  std::vector<uint64_t> taken_;  // last word accepted, per bucket
-  std::vector<uint64_t> seen_;   // last word looked at, per bucket
+  std::vector<uint64_t> taken_;        // last word accepted, per bucket
+  std::vector<uint64_t> seen_;         // last word looked at, per bucket
+  std::vector<uint64_t> wanted_;       // last request accepted, per unit
+  std::vector<uint64_t> seen_wanted_;  // last one looked at, per unit
   uint64_t taken_input_ = 0;
   uint64_t seen_input_ = 0;
   uint64_t ignored_ = 0;

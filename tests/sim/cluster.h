@@ -116,6 +116,7 @@ class Cluster final : public SimWorld {
   bool IsOver() const;
   void ActOnVersion(int64_t version);
   void CheckOwnership();
+  void CheckResident();
   void CheckOnes(int node, int64_t version);
   void CheckEnds();
   void CheckNothingIsLeft();

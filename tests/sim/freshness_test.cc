@@ -16,6 +16,7 @@
 #include "server/base/executor.h"
 #include "server/collective/parts.h"
 #include "server/layout/layout.h"
+#include "server/transport/pulls.h"
 #include "server/transport/transport.h"
 #include "tests/sim/cluster.h"
 #include "tests/sim/scenario.h"
@@ -70,8 +71,12 @@ int64_t NumPieces(const Scenario& scenario) {
 TEST(FreshnessTest, WhoIsToldOfAVersionReadsIt) {  // T0 (d), I1, I2
   uint64_t seed = 100;
   for (const Shape& shape : kShapes) {
-    for (const std::string exchange : {"exact", "zeropp"}) {
+    for (const std::string exchange :
+         {"exact", "zeropp", "exact secondary_partition=none",
+          "zeropp secondary_partition=none"}) {
       for (const bool overlap : {false, true}) {
+        const bool is_gathered = absl::StrContains(exchange, "none");
+        if (is_gathered && overlap) continue;
         const Scenario scenario = MakeScenario(shape, exchange, overlap);
         const Result result =
             Cluster(scenario, ++seed, kernels::Reference()).Run();
@@ -79,7 +84,8 @@ TEST(FreshnessTest, WhoIsToldOfAVersionReadsIt) {  // T0 (d), I1, I2
           ADD_FAILURE() << shape.nodes << "x" << shape.workers << " "
                         << exchange << " seed " << seed << ": " << violation;
         }
-        // Versions 0 to 4 when told of them, 0 to 3 before the next push too.
+        // Versions 0 to 4 when told of them, or gathered for forward; 0 to 3
+        // before the next push too, gathered again.
         EXPECT_EQ(result.reads,
                   9 * NumPieces(scenario) * shape.nodes * shape.workers);
       }
@@ -135,7 +141,9 @@ class HastyTransport final : public transport::Transport {
   absl::StatusOr<std::unique_ptr<transport::Exchange>> Prepare(
       const transport::ExchangeSpec& spec,
       transport::ExchangeObserver* observer) override {
-    if (collective::PhaseOf(spec.phase) != collective::kPublishPhase) {
+    const uint32_t phase = collective::PhaseOf(spec.phase);
+    if (phase != collective::kPublishPhase &&
+        (phase != transport::kPullPhase || spec.receives.empty())) {
       return inner_->Prepare(spec, observer);
     }
     auto exchange = std::make_unique<HastyExchange>(executor_, observer);
@@ -153,7 +161,9 @@ class HastyTransport final : public transport::Transport {
 // there is found, on every path between nodes.
 TEST(FreshnessTest, AWordBeforeItsBytesIsFound) {
   for (const Shape& shape : {Shape{2, 3}, Shape{3, 2}}) {
-    for (const std::string exchange : {"exact", "zeropp"}) {
+    for (const std::string exchange :
+         {"exact", "zeropp", "exact secondary_partition=none",
+          "zeropp secondary_partition=none"}) {
       const Scenario scenario = MakeScenario(shape, exchange, false);
       const Result result =
           Cluster(scenario, 7, kernels::Reference(),

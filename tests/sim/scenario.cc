@@ -265,6 +265,8 @@ absl::Status ParseLine(Line* line, Scenario* scenario) {
     scenario->push_order = order == "layout"    ? PushOrder::kLayout
                            : order == "reverse" ? PushOrder::kReverse
                                                 : PushOrder::kRandom;
+  } else if (word == "units_at_once") {
+    ASSIGN_OR_RETURN(scenario->units_at_once, Integer<int>(line->Take()));
   } else if (word == "overlap") {
     scenario->overlap = true;
   } else if (word == "hold") {

@@ -63,7 +63,8 @@ struct Scenario {
   std::optional<transport::Algorithm> reduce;
   int64_t steps = 5;
   PushOrder push_order = PushOrder::kLayout;
-  bool overlap = false;  // push a bucket as soon as its weights are published
+  int units_at_once = 2;  // that a rank holds, if weights are not resident
+  bool overlap = false;   // push a bucket as soon as its weights are published
   absl::Duration hold = absl::Minutes(1);
   absl::Duration join_timeout = absl::Minutes(1);
   std::vector<int> absent;  // ranks that never come

@@ -99,6 +99,10 @@ TEST(SimControlTest, OneWrongBitIsFound) {  // I25
         if (out != nullptr) *static_cast<uint8_t*>(out) ^= 1;
       };
   EXPECT_TRUE(absl::StrContains(ViolationsWith(broken), "I25"));
+  // Where weights are gathered too.
+  const Scenario gathered = Small("exchange exact secondary_partition=none");
+  EXPECT_EQ(ViolationsWith(kernels::Reference(), gathered), "");
+  EXPECT_TRUE(absl::StrContains(ViolationsWith(broken, gathered), "I25"));
 }
 
 TEST(SimControlTest, NormThatMissesACellIsFound) {  // I15

@@ -119,20 +119,26 @@ void SimWorker::Start() {
             key, std::move(request),
             [world, id](absl::StatusOr<session::AttachReply> reply) {
               std::shared_ptr<layout::Layout> layout;
+              std::shared_ptr<layout::GatherUnits> units;
               if (reply.ok()) {
                 layout = std::make_shared<layout::Layout>(*reply->layout);
+                if (reply->units != nullptr) {
+                  units = std::make_shared<layout::GatherUnits>(*reply->units);
+                }
               }
-              world->CallWorker(id, [reply, layout](SimWorker& worker) {
-                worker.OnAttached(reply, layout);
+              world->CallWorker(id, [reply, layout, units](SimWorker& worker) {
+                worker.OnAttached(reply, layout, units);
               });
             });
       });
 }
 
 void SimWorker::OnAttached(absl::StatusOr<session::AttachReply> reply,
-                           std::shared_ptr<layout::Layout> layout) {
+                           std::shared_ptr<layout::Layout> layout,
+                           std::shared_ptr<layout::GatherUnits> units) {
   if (!reply.ok()) return End(reply.status());
   layout_ = std::move(layout);
+  units_ = std::move(units);
   if (reply->initial_bytes > 0) WriteInitialValues();
   world_->CallNode(
       node_, [world = world_, id = id_, key = key_](daemon::Node& node) {
@@ -164,9 +170,14 @@ void SimWorker::OnBegun(absl::StatusOr<session::BeginReply> reply) {
   const int num_buckets = static_cast<int>(layout_->buckets().size());
   auto view = worker::ControlView::Create(
       memory_->segments[proto::SegmentKind::kControlBlock].bytes(), num_buckets,
-      static_cast<int>(scenario.groups.size()));
+      static_cast<int>(scenario.groups.size()),
+      units_ != nullptr ? units_->size() : 0);
   if (!view.ok()) return End(view.status());
   view_ = *std::move(view);
+  if (units_ != nullptr) {
+    gather_.emplace(*units_, scenario.units_at_once, &*view_);
+    seen_.resize(layout_->weights_bytes());
+  }
   step_ = reply->open_step.value();
   word_ = proto::SequenceWord(reply->generation.value(), step_);
   const std::string cursor = step_ == 1 ? "" : CursorOf(id_.rank, step_ - 1);
@@ -219,6 +230,14 @@ void SimWorker::Poll() {
   if (is_done_ || !view_.has_value()) return;
   if (HandleFailure()) return;
   if (view_->committed() == word_) Advance();
+  if (gather_.has_value()) {
+    PollGathered();
+  } else {
+    PollResident();
+  }
+}
+
+void SimWorker::PollResident() {
   ReadPublished();
   if (reported_version_ < step_ - 1 && IsPublished(step_ - 1)) {
     ReportVersion();
@@ -231,6 +250,105 @@ void SimWorker::Poll() {
   if (!may_push) return;
   if (!has_begun_step_) BeginStep();
   SchedulePushes();
+}
+
+// Forward over what was published, then backward, bucket by bucket pushed.
+void SimWorker::PollGathered() {
+  if (!IsPublished(step_ - 1)) return;
+  if (reported_version_ < step_ - 1) {
+    if (gathering_version_ != step_ - 1) {
+      gathering_version_ = step_ - 1;
+      gather_->Begin(/*is_backward=*/false, step_ - 1);
+    }
+    std::vector<int> held;
+    while (LookForUnits(&held)) {
+      for (const int unit : held) UseForward(unit);
+      held.clear();
+    }
+    if (is_done_ || !gather_->is_done()) return;
+    ReportVersion();
+    if (step_ > world_->scenario().steps) return Close();
+  }
+  if (!has_begun_step_) {
+    BeginStep();
+    gather_->Begin(/*is_backward=*/true, step_ - 1);
+  }
+  std::vector<int> held;
+  while (!is_done_ && LookForUnits(&held)) {
+    for (const int unit : held) UseBackward(unit);
+    held.clear();
+  }
+}
+
+// False if there is nothing (more) to do now.
+bool SimWorker::LookForUnits(std::vector<int>* held) {
+  if (gather_->Look(held)) RingDoorbell();
+  if (gather_->is_refused()) End(view_->Refusal());
+  return !is_done_ && !held->empty();
+}
+
+void SimWorker::UseForward(int unit) {
+  ReadUnit(unit);
+  const layout::ByteRange& range = units_->unit(unit).bytes;
+  const auto weights = memory_->segments[proto::SegmentKind::kWeights].bytes();
+  std::copy_n(weights.begin() + range.begin, range.size(),
+              seen_.begin() + range.begin);
+  GiveBack(unit);
+}
+
+void SimWorker::UseBackward(int unit) {
+  if (units_->is_frozen(unit) || is_scheduled_[unit]) {
+    ReadUnit(unit);
+    return GiveBack(unit);
+  }
+  is_scheduled_[unit] = true;
+  absl::Duration at;
+  if (const Fault* slow =
+          world_->TakeFault(Fault::Kind::kSlow, id_.rank, step_)) {
+    at = slow->back_after.value_or(absl::Seconds(2));
+  }
+  at += absl::Nanoseconds(random_.Below(absl::ToInt64Nanoseconds(kThinking)));
+  process_.PostAfter(at, [this, word = word_, unit] {
+    if (!is_done_ && word == word_ && !gather_->IsHeld(unit)) {
+      world_->OnViolation(absl::StrCat("I1: rank ", id_.rank, " uses unit ",
+                                       unit, ", which is not held any more"));
+    }
+    PushOne(word, unit);
+    if (is_done_ || word != word_) return;
+    GiveBack(unit);
+    Poll();
+  });
+}
+
+void SimWorker::GiveBack(int unit) {
+  gather_->GiveBack(unit);
+  RingDoorbell();
+}
+
+void SimWorker::RingDoorbell() {
+  world_->CallNode(node_, [key = key_](daemon::Node& node) {
+    node.sessions().OnDoorbell(key);
+  });
+}
+
+void SimWorker::ReadUnit(int unit) {
+  if (!units_->is_frozen(unit)) return ReadBucket(unit, step_ - 1);
+  const auto weights = memory_->segments[proto::SegmentKind::kWeights].bytes();
+  const layout::ByteRange& range = units_->unit(unit).bytes;
+  for (size_t t = 0; t < layout_->tensors().size(); ++t) {
+    const layout::TensorPlace& place = layout_->places()[t];
+    if (layout_->tensors()[t].trainable || place.num_elements == 0) continue;
+    const uint64_t size = kernels::SizeOf(layout_->tensors()[t].dtype);
+    const uint64_t end = place.weight_offset + place.num_elements * size;
+    const uint64_t from = std::max(range.begin, place.weight_offset);
+    const uint64_t to = std::min(range.end, end);
+    if (from >= to) continue;
+    layout::Piece piece;
+    piece.tensor = TensorId(static_cast<int32_t>(t));
+    piece.begin = static_cast<int64_t>((from - place.weight_offset) / size);
+    piece.end = static_cast<int64_t>((to - place.weight_offset) / size);
+    world_->OnRead(id_, step_ - 1, piece, weights.subspan(from, to - from));
+  }
 }
 
 bool SimWorker::HandleFailure() {
@@ -309,7 +427,10 @@ void SimWorker::ReadBucket(int bucket, int64_t version) {
 }
 
 void SimWorker::ReportVersion() {
-  const auto weights = memory_->segments[proto::SegmentKind::kWeights].bytes();
+  const std::span<const std::byte> weights =
+      gather_.has_value()
+          ? std::span<const std::byte>(seen_)
+          : memory_->segments[proto::SegmentKind::kWeights].bytes();
   uint64_t hash = 0;
   for (size_t t = 0; t < layout_->tensors().size(); ++t) {
     const layout::TensorPlace& place = layout_->places()[t];
@@ -358,9 +479,7 @@ void SimWorker::StoreInput() {
   }
   if (wrong_lr_.has_value()) groups[0].lr = *wrong_lr_;
   view_->StoreInput(word_, groups, CursorOf(id_.rank, step_));
-  world_->CallNode(node_, [key = key_](daemon::Node& node) {
-    node.sessions().OnDoorbell(key);
-  });
+  RingDoorbell();
 }
 
 void SimWorker::SchedulePushes() {
@@ -401,9 +520,7 @@ void SimWorker::PushOne(uint64_t word, int bucket) {
   WriteGradients(bucket);
   view_->StorePushed(bucket, word_);
   ++num_pushed_;
-  world_->CallNode(node_, [key = key_](daemon::Node& node) {
-    node.sessions().OnDoorbell(key);
-  });
+  RingDoorbell();
   const bool is_last = num_pushed_ == static_cast<int>(is_scheduled_.size());
   if (is_last) bad_value_ = nullptr;
   if (is_last && crash_ != nullptr) return Crash();

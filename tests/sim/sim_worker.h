@@ -21,9 +21,11 @@
 #include "server/base/random.h"
 #include "server/base/segment.h"
 #include "server/base/sim_executor.h"
+#include "server/layout/gather_units.h"
 #include "server/layout/layout.h"
 #include "server/session/job_spec.h"
 #include "tests/sim/scenario.h"
+#include "tests/sim/sim_gather.h"
 #include "tests/sim/sim_world.h"
 
 namespace ballast::sim {
@@ -54,10 +56,20 @@ class SimWorker {
  private:
   session::AttachRequest MakeRequest() const;
   void OnAttached(absl::StatusOr<session::AttachReply> reply,
-                  std::shared_ptr<layout::Layout> layout);
+                  std::shared_ptr<layout::Layout> layout,
+                  std::shared_ptr<layout::GatherUnits> units);
   void WriteInitialValues();
   void OnBegun(absl::StatusOr<session::BeginReply> reply);
   void Poll();
+  void PollResident();
+  // Where weights are not resident.
+  void PollGathered();
+  bool LookForUnits(std::vector<int>* held);
+  void UseForward(int unit);
+  void UseBackward(int unit);
+  void GiveBack(int unit);
+  void ReadUnit(int unit);
+  void RingDoorbell();
   bool HandleFailure();
   void Advance();
   bool IsPublished(int64_t version) const;
@@ -82,7 +94,11 @@ class SimWorker {
   base::SeededRandom random_;
   std::shared_ptr<Memory> memory_;
   std::shared_ptr<layout::Layout> layout_;
+  std::shared_ptr<layout::GatherUnits> units_;  // null: weights are resident
   std::optional<worker::ControlView> view_;
+  std::optional<SimGather> gather_;
+  int64_t gathering_version_ = -1;  // of the forward pass
+  std::vector<std::byte> seen_;     // the weights, as they were gathered
   uint32_t failure_seen_ = 0;
   int64_t step_ = 0;
   uint64_t word_ = 0;  // of step_, in its generation

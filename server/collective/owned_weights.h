@@ -1,0 +1,104 @@
+// This node's part of the weights of a job that keeps them nowhere in full
+// (secondary_partition=none): its shards of every unit (layout/gather_units.h),
+// as they go to whoever gathers them, and how parts are read back.
+//
+//   raw     elements in their own type: initial values, frozen tensors, and
+//           every version where the policy does not quantize weights; the
+//           optimizer casts into it
+//   coded   where it does: the masters encoded once per version (FORMAT.md),
+//           from the first committed step on; then the raw ones are dropped
+//
+// Every reader, the owner's node too, gets the weights from the same bytes
+// (I25). Which form a version has follows from the commits, which all see.
+//
+// Threading: control thread, but for EncodeChunk and DecodeChunk, which pool
+// tasks call on disjoint chunks.
+// Ownership: keeps its memory; borrows masters, layout, units and plan.
+#ifndef SERVER_COLLECTIVE_OWNED_WEIGHTS_H_
+#define SERVER_COLLECTIVE_OWNED_WEIGHTS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/base/ids.h"
+#include "server/collective/coded_slice.h"
+#include "server/collective/context.h"
+#include "server/collective/error_sums.h"
+#include "server/collective/parts.h"
+#include "server/device/device.h"
+#include "server/layout/gather_units.h"
+
+namespace ballast::collective {
+
+class OwnedWeights {
+ public:
+  // Of `parts`: layout, node, job_key, kernels, pool, device, plan and master.
+  // ResourceExhausted if there is no memory.
+  static absl::StatusOr<std::unique_ptr<OwnedWeights>> Create(
+      const Parts& parts, const layout::GatherUnits* units);
+
+  const layout::GatherUnits& units() const { return *units_; }
+  int self() const { return context_.parts.node.value(); }
+
+  // For the optimizer: the raw shards of the buckets, and by bucket how many
+  // bytes after its place in the weight segment each lies (optimizer::Parts).
+  std::span<std::byte> raw_buckets();
+  std::vector<int64_t> shifts() const;
+
+  // This node's part of a unit as it is; empty once it was dropped.
+  std::span<std::byte> Raw(int unit);
+  // Takes its parts out of a whole weight segment.
+  void CopyFrom(std::span<const std::byte> segment);
+  // Once nobody reads them any more; only if codes().
+  void DropRaw();
+
+  // Whether versions of buckets are encoded, and whether the one that is shown
+  // now is (not the initial one).
+  bool codes() const { return !slices_.empty(); }
+  bool is_coded(int unit) const { return codes() && is_coded_[unit]; }
+  void SetCoded(BucketId bucket) { is_coded_[bucket.value()] = true; }
+
+  uint64_t size_bytes() const;  // of memory, now
+
+  // What `owner`'s part of a unit takes on its way, and how much of it is
+  // payload by the policy's formula.
+  uint64_t PartBytes(int unit, int owner) const;
+  uint64_t PartPayload(int unit, int owner) const;
+  // This node's, as the others get it.
+  std::span<const std::byte> Served(int unit);
+
+  size_t num_chunks(BucketId bucket, int owner) const;
+  std::span<const CodedRun> OwnRuns(BucketId bucket, size_t chunk) const;
+  // Pool threads: an own chunk of the masters as they are now, `errors` by run;
+  // a chunk of an encoded part into the weight segment.
+  void EncodeChunk(Step step, BucketId bucket, size_t chunk,
+                   std::span<ErrorSums> errors);
+  void DecodeChunk(int thread, BucketId bucket, int owner, size_t chunk,
+                   const std::byte* part, std::byte* segment) const;
+
+ private:
+  OwnedWeights(const Parts& parts, const layout::GatherUnits* units)
+      : units_(units), context_(parts, Generation(), nullptr) {}
+  absl::Status Allocate();
+  absl::Status PlanSlices();
+
+  const layout::GatherUnits* const units_;
+  Context context_;
+  std::vector<uint64_t> raw_offsets_;  // by unit; frozen ones in their own
+  std::unique_ptr<device::PrivateBuffer> raw_;     // null if empty or dropped
+  std::unique_ptr<device::PrivateBuffer> frozen_;  // null if empty
+  std::vector<std::vector<CodedSlice>> slices_;    // by bucket, owner
+  std::vector<uint64_t> coded_offsets_;            // by bucket
+  std::unique_ptr<device::PrivateBuffer> coded_;
+  std::vector<bool> is_coded_;  // by unit
+  std::unique_ptr<device::PrivateBuffer> scratch_;
+};
+
+}  // namespace ballast::collective
+
+#endif  // SERVER_COLLECTIVE_OWNED_WEIGHTS_H_

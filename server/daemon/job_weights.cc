@@ -1,0 +1,142 @@
+#include "server/daemon/job_weights.h"
+
+#include <utility>
+
+#include "server/base/status_macros.h"
+
+namespace ballast::daemon {
+
+using metrics::Family;
+
+absl::StatusOr<std::unique_ptr<JobWeights>> JobWeights::Create(Parts parts) {
+  auto weights = std::unique_ptr<JobWeights>(new JobWeights(std::move(parts)));
+  const Parts& all = weights->parts_;
+  session::LocalJob* const job = all.job;
+  ASSIGN_OR_RETURN(weights->owned_, collective::OwnedWeights::Create(
+                                        *all.collective, job->units()));
+  weights->gathered_ = std::make_unique<collective::GatheredWeights>(
+      collective::GatheredWeights::Parts{
+          .owned = weights->owned_.get(),
+          .segment = job->weights_buffer(),
+          .pool = all.collective->pool,
+          .limit_bytes = all.collective->plan->policy().resident_bytes,
+          .observer = weights.get()});
+  if (all.metrics != nullptr) {
+    weights->pulled_ = all.metrics->counter(Family::kGatherBytes, {"pulled"});
+    weights->served_ = all.metrics->counter(Family::kGatherBytes, {"served"});
+    weights->held_ = all.metrics->counter(Family::kGathers, {"held"});
+    weights->refused_ = all.metrics->counter(Family::kGathers, {"refused"});
+    weights->waits_ = all.metrics->counter(Family::kGatherWaits);
+    weights->resident_ = all.metrics->gauge(Family::kGatherResidentBytes);
+  }
+  // Borrowed for this call only.
+  weights->parts_.collective = nullptr;
+  return weights;
+}
+
+void JobWeights::AddTo(optimizer::Parts* parts) {
+  parts->weights = owned_->raw_buckets();
+  parts->weight_shifts = owned_->shifts();
+}
+
+void JobWeights::AddTo(collective::Parts* parts) {
+  parts->owned = owned_.get();
+  parts->gathered = gathered_.get();
+  if (initial_ != nullptr) parts->initial = initial_->bytes();
+}
+
+void JobWeights::TakeInitial() {
+  initial_ = parts_.job->TakeInitial();
+  if (initial_ != nullptr) owned_->CopyFrom(initial_->bytes());
+}
+
+void JobWeights::Begin(WeightVersion version) {
+  initial_.reset();
+  gathered_->OnAllPublished(version);
+}
+
+void JobWeights::OnWanted(LocalRank rank, int unit, uint64_t request) {
+  gathered_->OnWanted(rank, unit, request);
+  TellMetrics();
+}
+
+void JobWeights::OnCommit(bool changes_weights,
+                          absl::AnyInvocable<void() &&> carry_out) {
+  gathered_->EndVersion();
+  gathered_->WhenIdle(
+      [this, changes_weights, carry_out = std::move(carry_out)]() mutable {
+        // Encoded from this step on: nobody gets the initial values any more.
+        if (changes_weights && owned_->codes()) owned_->DropRaw();
+        std::move(carry_out)();
+      });
+}
+
+void JobWeights::OnPublished(BucketId bucket, WeightVersion version) {
+  gathered_->OnPublished(bucket, version);
+  TellMetrics();
+}
+
+void JobWeights::Stop(absl::AnyInvocable<void() &&> when_idle) {
+  gathered_->Stop();
+  gathered_->WhenIdle(std::move(when_idle));
+}
+
+v1::GatherStatus JobWeights::Status() const {
+  const collective::GatheredWeights::Counts counts = gathered_->counts();
+  v1::GatherStatus status;
+  status.set_resident_bytes(counts.resident_bytes);
+  status.set_limit_bytes(counts.limit_bytes);
+  status.set_units(owned_->units().size());
+  status.set_units_held(counts.num_held);
+  status.set_units_gathering(counts.num_gathering);
+  status.set_gathers(counts.gathers);
+  status.set_refusals(counts.refusals);
+  status.set_waits(counts.waits);
+  status.set_payload_pulled(counts.payload_pulled);
+  status.set_payload_served(counts.payload_served);
+  status.set_waiting_for(WaitingFor());
+  return status;
+}
+
+uint64_t JobWeights::size_bytes() const {
+  return owned_->size_bytes() + gathered_->totals().resident_bytes;
+}
+
+std::string JobWeights::WaitingFor() const { return gathered_->WaitingFor(); }
+
+void JobWeights::OnHeld(LocalRank rank, int unit, uint64_t request,
+                        WeightVersion version) {
+  parts_.job->StoreHeld(rank, unit, request, proto::HeldState::kHeld, version);
+  TellMetrics();
+}
+
+void JobWeights::OnNotHeld(LocalRank rank, int unit, uint64_t request) {
+  parts_.job->StoreHeld(rank, unit, request, proto::HeldState::kNone, {});
+}
+
+void JobWeights::OnRefused(LocalRank rank, int unit, uint64_t request,
+                           const absl::Status& why) {
+  parts_.job->Refuse(rank, unit, request, why);
+  TellMetrics();
+}
+
+void JobWeights::OnGatherFailed(const absl::Status& why) {
+  parts_.on_failed(why);
+}
+
+void JobWeights::TellMetrics() {
+  if (resident_ == nullptr) return;
+  const collective::GatheredWeights::Counts now = gathered_->totals();
+  const auto add = [](metrics::Counter* counter, uint64_t then, uint64_t now) {
+    counter->Increment(static_cast<double>(now - then));
+  };
+  add(pulled_, told_.payload_pulled, now.payload_pulled);
+  add(served_, told_.payload_served, now.payload_served);
+  add(held_, told_.gathers, now.gathers);
+  add(refused_, told_.refusals, now.refusals);
+  add(waits_, told_.waits, now.waits);
+  resident_->Set(static_cast<double>(now.resident_bytes));
+  told_ = now;
+}
+
+}  // namespace ballast::daemon

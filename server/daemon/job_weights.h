@@ -1,0 +1,97 @@
+// The weights of one job on one node where no node keeps all of them
+// (secondary_partition=none): wires what the node owns and what its workers
+// have gathered to the job's workers, metrics and collective.
+//
+//   Create -> AddTo(optimizer, collective) -> [SetPulls] -> TakeInitial ->
+//   Begin(version) -> { OnCommit -> OnPublished of each bucket }* -> Stop
+//
+// Threading: control thread only.
+// Ownership: keeps its memory; borrows all parts. Outlives collective and
+// optimizer steps; destroyed before the pulls it was given.
+#ifndef SERVER_DAEMON_JOB_WEIGHTS_H_
+#define SERVER_DAEMON_JOB_WEIGHTS_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "proto/admin.pb.h"
+#include "server/base/ids.h"
+#include "server/collective/gathered_weights.h"
+#include "server/collective/owned_weights.h"
+#include "server/collective/parts.h"
+#include "server/device/device.h"
+#include "server/metrics/metrics.h"
+#include "server/optimizer/optimizer.h"
+#include "server/session/local_job.h"
+#include "server/transport/pulls.h"
+
+namespace ballast::daemon {
+
+class JobWeights final : private collective::GatherObserver {
+ public:
+  struct Parts {
+    session::LocalJob* job;
+    // layout, node, job_key, kernels, pool, device, plan, master.
+    const collective::Parts* collective;
+    metrics::JobMetrics* metrics;  // null: none
+    // A part cannot be had: the job cannot go on.
+    absl::AnyInvocable<void(const absl::Status& why)> on_failed;
+  };
+  // Of a job whose weights are not resident. ResourceExhausted.
+  static absl::StatusOr<std::unique_ptr<JobWeights>> Create(Parts parts);
+
+  void AddTo(optimizer::Parts* parts);
+  void AddTo(collective::Parts* parts);
+  void SetPulls(transport::Pulls* pulls) { gathered_->SetPulls(pulls); }
+  void SetGeneration(Generation generation) {
+    gathered_->SetGeneration(generation);
+  }
+
+  // Node 0: rank 0's initial values; its own parts are taken out of them, the
+  // rest is for the broadcast. They go when the first step is open (Begin).
+  void TakeInitial();
+  void Begin(WeightVersion version);
+
+  void OnWanted(LocalRank rank, int unit, uint64_t request);
+  // Calls `carry_out`, now or once nothing reads the old version any more.
+  void OnCommit(bool changes_weights, absl::AnyInvocable<void() &&> carry_out);
+  void OnPublished(BucketId bucket, WeightVersion version);
+
+  void Stop(absl::AnyInvocable<void() &&> when_idle);
+  bool is_idle() const { return gathered_->is_idle(); }
+
+  v1::GatherStatus Status() const;
+  uint64_t size_bytes() const;  // owned and gathered, now
+  std::string WaitingFor() const;
+
+ private:
+  explicit JobWeights(Parts parts) : parts_(std::move(parts)) {}
+
+  void OnHeld(LocalRank rank, int unit, uint64_t request,
+              WeightVersion version) override;
+  void OnNotHeld(LocalRank rank, int unit, uint64_t request) override;
+  void OnRefused(LocalRank rank, int unit, uint64_t request,
+                 const absl::Status& why) override;
+  void OnGatherFailed(const absl::Status& why) override;
+  void TellMetrics();
+
+  Parts parts_;
+  std::unique_ptr<collective::OwnedWeights> owned_;
+  std::unique_ptr<collective::GatheredWeights> gathered_;
+  std::unique_ptr<device::SharedBuffer> initial_;
+  collective::GatheredWeights::Counts told_;
+  metrics::Counter* pulled_ = nullptr;  // null without metrics, all of them
+  metrics::Counter* served_ = nullptr;
+  metrics::Counter* held_ = nullptr;
+  metrics::Counter* refused_ = nullptr;
+  metrics::Counter* waits_ = nullptr;
+  metrics::Gauge* resident_ = nullptr;
+};
+
+}  // namespace ballast::daemon
+
+#endif  // SERVER_DAEMON_JOB_WEIGHTS_H_
