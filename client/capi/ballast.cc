@@ -11,6 +11,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -57,6 +58,16 @@ absl::Status Missing(std::string_view what) {
 
 int ToIndex(size_t tensor) {
   return tensor > INT32_MAX ? -1 : static_cast<int>(tensor);
+}
+
+absl::StatusOr<std::vector<int>> ToIndexes(const size_t* tensors,
+                                           size_t num_tensors) {
+  if (tensors == nullptr && num_tensors > 0) return Missing("tensors");
+  std::vector<int> indexes;
+  for (size_t i = 0; i < num_tensors; ++i) {
+    indexes.push_back(ToIndex(tensors[i]));
+  }
+  return indexes;
 }
 
 // Runs `call` as the session's only one; the refusal of forked children comes
@@ -271,6 +282,32 @@ int ballast_wait(ballast_session* session, size_t tensor, double timeout,
     if (tensor == BALLAST_ALL_TENSORS) return worker.WaitAll(limit);
     return worker.Wait(ToIndex(tensor), limit);
   });
+}
+
+int ballast_gather(ballast_session* session, const size_t* tensors,
+                   size_t num_tensors, int wait, double timeout,
+                   ballast_error* error) {
+  return Guarded(session, error, [&](Worker& worker) -> absl::Status {
+    ASSIGN_OR_RETURN(const absl::Duration limit, Timeout(timeout));
+    ASSIGN_OR_RETURN(const auto indexes, ToIndexes(tensors, num_tensors));
+    return worker.Gather(indexes, wait != 0, limit);
+  });
+}
+
+int ballast_give_back(ballast_session* session, const size_t* tensors,
+                      size_t num_tensors, ballast_error* error) {
+  return Guarded(session, error, [&](Worker& worker) -> absl::Status {
+    ASSIGN_OR_RETURN(const auto indexes, ToIndexes(tensors, num_tensors));
+    return worker.GiveBack(indexes);
+  });
+}
+
+int ballast_is_held(ballast_session* session, size_t tensor) {
+  return session != nullptr && session->worker->IsHeld(ToIndex(tensor));
+}
+
+int ballast_gathers_weights(ballast_session* session) {
+  return session != nullptr && session->worker->gathers_weights();
 }
 
 int ballast_cursor(ballast_session* session, void* buffer, size_t capacity,

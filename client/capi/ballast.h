@@ -208,6 +208,25 @@ int ballast_step(ballast_session* session, const void* cursor,
 int ballast_wait(ballast_session* session, size_t tensor, double timeout,
                  ballast_error* error);
 
+/* Weights that are not resident (an exchange policy with
+ * secondary_partition=none): ballast_gather fetches those of the tensors whose
+ * indexes are given from their owners, of the last committed step, and again
+ * after each step, until ballast_give_back. With `wait` they are there when it
+ * returns; without they come meanwhile: ballast_is_held, ballast_wait. Memory
+ * of ballast_params that is not held reads as zeros or older weights.
+ * BALLAST_RESOURCE_EXHAUSTED: the node would hold more than the policy's
+ * resident_bytes; what this call asked for is given back then.
+ * BALLAST_FAILED_PRECONDITION where all weights are resident. */
+int ballast_gather(ballast_session* session, const size_t* tensors,
+                   size_t num_tensors, int wait, double timeout,
+                   ballast_error* error);
+int ballast_give_back(ballast_session* session, const size_t* tensors,
+                      size_t num_tensors, ballast_error* error);
+/* 1 if the tensor's weights may be read now; always where they are resident. */
+int ballast_is_held(ballast_session* session, size_t tensor);
+/* 1 if the job's weights are not resident. */
+int ballast_gathers_weights(ballast_session* session);
+
 /* This rank's cursor of the last committed step: at most `capacity` bytes are
  * copied, *size_bytes is its true size. */
 int ballast_cursor(ballast_session* session, void* buffer, size_t capacity,

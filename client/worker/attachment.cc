@@ -96,6 +96,15 @@ absl::StatusOr<PushTracker> MakeTracker(const v1::AttachReply& reply) {
   return PushTracker::Create(std::move(ranges), reply.num_buckets());
 }
 
+absl::StatusOr<Holdings> MakeHoldings(const v1::AttachReply& reply) {
+  std::vector<UnitRange> ranges;
+  for (const v1::TensorPlacement& place : reply.tensors()) {
+    ranges.push_back({place.first_unit(), place.last_unit()});
+  }
+  return Holdings::Create(std::move(ranges), reply.num_units(),
+                          reply.num_frozen_units());
+}
+
 // The segments, in whatever order they come.
 class Receiver {
  public:
@@ -273,6 +282,7 @@ absl::StatusOr<Attachment> Attach(const Options& options) {
   ControlChannel& channel = *result.connection.channel;
   RETURN_IF_ERROR(TakePlacements(result.attach, result.tensors));
   ASSIGN_OR_RETURN(result.tracker, MakeTracker(result.attach));
+  ASSIGN_OR_RETURN(result.holdings, MakeHoldings(result.attach));
   if (result.attach.initial_bytes() != 0 &&
       result.attach.initial_bytes() < result.attach.weights_bytes()) {
     return absl::DataLossError("segment for initial values is too small");
@@ -286,7 +296,8 @@ absl::StatusOr<Attachment> Attach(const Options& options) {
   ASSIGN_OR_RETURN(result.view,
                    ControlView::Create(result.control_block.bytes(),
                                        result.attach.num_buckets(),
-                                       options.job.optimizer().groups_size()));
+                                       options.job.optimizer().groups_size(),
+                                       result.holdings.num_units()));
   if (const auto failure = result.view.FailureAfter(0)) {
     result.failure_seen = failure->count;  // of an earlier life
   }

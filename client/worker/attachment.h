@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "client/worker/connection.h"
 #include "client/worker/control_view.h"
+#include "client/worker/holdings.h"
 #include "client/worker/options.h"
 #include "client/worker/push_tracker.h"
 #include "proto/worker.pb.h"
@@ -36,6 +37,7 @@ struct Attachment {
   base::Segment weights;  // read-only; empty if no tensor has elements
   ControlView view;
   PushTracker tracker;
+  Holdings holdings;
   std::vector<TensorView> tensors;
   v1::AttachReply attach;
   v1::BeginReply begin;

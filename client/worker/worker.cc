@@ -183,6 +183,9 @@ std::string Worker::Describe(WaitFor reason) const {
     case WaitFor::kPublish:
       return absl::StrCat("while the weights of step ",
                           proto::StepOf(published_word_), " were on the way");
+    case WaitFor::kGather:
+      return absl::StrCat("while weights of step ", weight_version_,
+                          " were gathered");
   }
   return "";
 }
@@ -414,10 +417,115 @@ absl::StatusOr<StepResult> Worker::Conclude(const StepRequest& request,
   RETURN_IF_ERROR(
       WaitUntil([&] { return (result = view().Record(word_)).has_value(); },
                 deadline, WaitFor::kPublish));
-  is_result_due_ = false;
   weight_version_ = result->weight_version;
+  if (request.wait_published && gathers_weights()) {
+    std::vector<int> wanted;
+    for (int tensor = 0; tensor < num_tensors(); ++tensor) {
+      if (attachment_->holdings.is_wanted(tensor) && !IsRefused(tensor)) {
+        wanted.push_back(tensor);
+      }
+    }
+    RETURN_IF_ERROR(WaitHeld(wanted, deadline));
+  }
+  is_result_due_ = false;
   optimizer_step_ = result->optimizer_step;
   return *std::move(result);
+}
+
+absl::Status Worker::CheckGathered(std::span<const int> tensors) {
+  RETURN_IF_ERROR(CheckUsable());
+  if (!gathers_weights() && num_tensors() > 0) {
+    return absl::FailedPreconditionError(
+        "all weights of this job are resident: gather and release are for an "
+        "exchange policy with secondary_partition=none");
+  }
+  for (const int tensor : tensors) RETURN_IF_ERROR(CheckTensor(tensor));
+  return absl::OkStatus();
+}
+
+absl::Status Worker::Gather(std::span<const int> tensors, bool wait,
+                            absl::Duration timeout) {
+  RETURN_IF_ERROR(CheckGathered(tensors));
+  std::vector<int> added;
+  for (const int tensor : tensors) {
+    if (attachment_->holdings.is_wanted(tensor)) continue;
+    added.push_back(tensor);
+    attachment_->holdings.Want(tensor, [&](int unit, uint64_t request) {
+      view().StoreWanted(unit, request);
+    });
+  }
+  if (!added.empty()) {
+    attachment_->connection.handle->RingDoorbell().IgnoreError();
+  }
+  if (!wait) return absl::OkStatus();
+  const absl::Status held = WaitHeld(tensors, clock_.Now() + timeout);
+  if (absl::IsResourceExhausted(held)) StoreBack(added);
+  return held;
+}
+
+absl::Status Worker::GiveBack(std::span<const int> tensors) {
+  RETURN_IF_ERROR(CheckGathered(tensors));
+  StoreBack(tensors);
+  return absl::OkStatus();
+}
+
+void Worker::StoreBack(std::span<const int> tensors) {
+  bool is_news = false;
+  for (const int tensor : tensors) {
+    attachment_->holdings.GiveBack(tensor, [&](int unit, uint64_t request) {
+      view().StoreWanted(unit, request);
+      is_news = true;
+    });
+  }
+  if (is_news) attachment_->connection.handle->RingDoorbell().IgnoreError();
+}
+
+bool Worker::IsHeld(int tensor) const {
+  if (!CheckTensor(tensor).ok()) return false;
+  const Holdings& holdings = attachment_->holdings;
+  if (!holdings.are_gathered()) return true;
+  if (!over_.ok() || !holdings.is_wanted(tensor)) return false;
+  const UnitRange& range = holdings.range(tensor);
+  for (int u = range.first; range.first >= 0 && u <= range.last; ++u) {
+    const uint64_t word = attachment_->view.held(u);
+    const int64_t version = holdings.is_frozen(u) ? 0 : weight_version_;
+    if (!proto::IsHeldFor(word, holdings.request(u)) ||
+        proto::StateOfHeld(word) != proto::HeldState::kHeld ||
+        proto::VersionOfHeld(word) != version) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool Worker::IsRefused(int tensor) const {
+  const Holdings& holdings = attachment_->holdings;
+  const UnitRange& range = holdings.range(tensor);
+  for (int u = range.first; range.first >= 0 && u <= range.last; ++u) {
+    const uint64_t word = attachment_->view.held(u);
+    if (proto::IsHeldFor(word, holdings.request(u)) &&
+        proto::StateOfHeld(word) == proto::HeldState::kRefused) {
+      return true;
+    }
+  }
+  return false;
+}
+
+absl::Status Worker::WaitHeld(std::span<const int> tensors,
+                              absl::Time deadline) {
+  size_t next = 0;
+  bool is_refused = false;
+  RETURN_IF_ERROR(WaitUntil(
+      [&] {
+        while (next < tensors.size() && IsHeld(tensors[next])) ++next;
+        for (size_t i = next; i < tensors.size(); ++i) {
+          is_refused = is_refused || IsRefused(tensors[i]);
+        }
+        if (is_refused) return true;
+        return next == tensors.size();
+      },
+      deadline, WaitFor::kGather));
+  return is_refused ? view().Refusal() : absl::OkStatus();
 }
 
 absl::Status Worker::WaitBuckets(int first, int last, absl::Time deadline) {
@@ -435,9 +543,15 @@ absl::Status Worker::WaitBuckets(int first, int last, absl::Time deadline) {
 absl::Status Worker::Wait(int tensor, absl::Duration timeout) {
   RETURN_IF_ERROR(CheckUsable());
   RETURN_IF_ERROR(CheckTensor(tensor));
+  const absl::Time deadline = clock_.Now() + timeout;
   const BucketRange range = attachment_->tracker.range(tensor);
-  if (range.first < 0) return absl::OkStatus();
-  return WaitBuckets(range.first, range.last, clock_.Now() + timeout);
+  if (range.first >= 0) {
+    RETURN_IF_ERROR(WaitBuckets(range.first, range.last, deadline));
+  }
+  if (!gathers_weights() || !attachment_->holdings.is_wanted(tensor)) {
+    return absl::OkStatus();
+  }
+  return WaitHeld(std::span(&tensor, 1), deadline);
 }
 
 absl::Status Worker::WaitAll(absl::Duration timeout) {
@@ -479,7 +593,9 @@ absl::Status Worker::Close(absl::Duration timeout) {
 
 // Before the slot is given up: a successor gets the same memory.
 absl::Status Worker::Freeze() {
-  const absl::Status weights = attachment_->weights.MakePrivate();
+  // A copy of what is not resident would be of zeros, and as large as all.
+  const absl::Status weights =
+      gathers_weights() ? absl::OkStatus() : attachment_->weights.MakePrivate();
   const absl::Status gradients = attachment_->gradients.MakePrivate();
   if (weights.ok() && gradients.ok()) return absl::OkStatus();
   // Half frozen it cannot go on; the daemon finds the connection closed.

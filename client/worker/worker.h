@@ -16,7 +16,9 @@
 // Fork: a forked child may touch nothing; every call there is refused, and
 // destroying the Worker there does nothing.
 // Ownership: params() and grads() live as long as the Worker. Detach and Close
-// freeze them: copies of that moment, at the same addresses.
+// freeze them: copies of that moment, at the same addresses. Where weights are
+// not resident (secondary_partition=none), params() are there from Gather to
+// GiveBack, Detach or Close, and not frozen.
 // Errors: the daemon's code and text. ResumeStep() tells those after which
 // the session goes on: compute that step (again). Unavailable: the daemon is
 // gone. DeadlineExceeded: says whom the daemon waits for; the call may be
@@ -115,6 +117,19 @@ class Worker {
   absl::Status Wait(int tensor, absl::Duration timeout);
   absl::Status WaitAll(absl::Duration timeout);
 
+  // Where weights are not resident: whether they are, and a tensor's weights
+  // of the last committed step, fetched from their owners. What is gathered is
+  // so again after each step, until it is given back. Without `wait` it comes
+  // meanwhile (IsHeld, Wait). ResourceExhausted: the node holds too much, the
+  // error names what; of these tensors none is gathered that was not before.
+  // FailedPrecondition where weights are resident.
+  bool gathers_weights() const { return attachment_->holdings.are_gathered(); }
+  absl::Status Gather(std::span<const int> tensors, bool wait,
+                      absl::Duration timeout);
+  absl::Status GiveBack(std::span<const int> tensors);
+  // Whether params() may be read now; true where weights are resident.
+  bool IsHeld(int tensor) const;
+
   // One JSON object: this job as the daemon sees it.
   absl::StatusOr<std::string> Stats(absl::Duration timeout);
 
@@ -131,7 +146,7 @@ class Worker {
   absl::Status Close(absl::Duration timeout);
 
  private:
-  enum class WaitFor { kOpen, kCommit, kPublish };
+  enum class WaitFor { kOpen, kCommit, kPublish, kGather };
 
   Worker(Options options, std::unique_ptr<Attachment> attachment);
 
@@ -152,6 +167,10 @@ class Worker {
   absl::Status ShareGradients();
   absl::Status PushReady();
   absl::Status WaitCommitted(absl::Time deadline);
+  absl::Status CheckGathered(std::span<const int> tensors);
+  absl::Status WaitHeld(std::span<const int> tensors, absl::Time deadline);
+  bool IsRefused(int tensor) const;
+  void StoreBack(std::span<const int> tensors);
   absl::Status WaitBuckets(int first, int last, absl::Time deadline);
   absl::StatusOr<StepResult> Conclude(const StepRequest& request,
                                       absl::Time deadline);

@@ -187,6 +187,13 @@ void JobRuntime::OnAllReady() {
 void JobRuntime::MakeSnapshots() {
   if (parts_.snapshot_files == nullptr) return;
   const session::JobSpec& spec = parts_.job->spec();
+  if (parts_.job->units() != nullptr) {
+    if (parts_.warn != nullptr) {
+      parts_.warn(absl::StrCat("no snapshots job=", spec.name,
+                               " reason=\"secondary_partition=none\""));
+    }
+    return;
+  }
   const layout::Layout& layout = parts_.job->layout();
   snapshot::JobSnapshots::Parts parts;
   snapshot::Manifest& manifest = parts.job;

@@ -8,6 +8,7 @@
 #include "kernels/optimizer_name.h"
 #include "server/base/names.h"
 #include "server/base/status_macros.h"
+#include "server/layout/policy.h"
 #include "server/snapshot/loader.h"
 #include "server/snapshot/stored.h"
 

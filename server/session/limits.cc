@@ -244,7 +244,7 @@ MemoryNeed EstimateMemory(const JobSpec& spec, const layout::Layout& layout,
       need.residuals += 2 * sizeof(float) * bucket.scratch_elements;
     }
   }
-  if (keeps_snapshots) {
+  if (keeps_snapshots && num_units == 0) {
     // One copy of the owned state, with its published weights where they are
     // not a cast of the masters.
     const bool has_published = policy.ok() && (policy->weights.quantizes() ||

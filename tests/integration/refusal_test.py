@@ -112,7 +112,7 @@ class RefusalTest(lab.TestCase):
     def test_exchanges_that_come_later(self):  # I21
         for policy, says in (("delta8", "delta8"), ("nonsense", "nonsense"),
                              ("delta4 secondary_partition=none",
-                              "comes with gathered weights"),
+                              "but weights.mode is delta"),
                              ("delta4 gradients.codec=int2",
                               "for deltas of weights only")):
             self.assertRaisesWith(

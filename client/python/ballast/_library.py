@@ -8,6 +8,7 @@ import os
 from ctypes import (POINTER, byref, c_char, c_char_p, c_double, c_int,
                     c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p)
 from typing import (Any, Callable, Generator, List, NamedTuple, Optional,
+                    Sequence,
                     Tuple)
 
 from . import errors
@@ -85,6 +86,12 @@ _PROTOTYPES = {
     "ballast_step": (c_int, [c_void_p, c_char_p, c_size_t, c_int, c_double,
                              POINTER(ResultStruct), _ERROR]),
     "ballast_wait": (c_int, [c_void_p, c_size_t, c_double, _ERROR]),
+    "ballast_gather": (c_int, [c_void_p, POINTER(c_size_t), c_size_t, c_int,
+                               c_double, _ERROR]),
+    "ballast_give_back": (c_int, [c_void_p, POINTER(c_size_t), c_size_t,
+                                  _ERROR]),
+    "ballast_is_held": (c_int, [c_void_p, c_size_t]),
+    "ballast_gathers_weights": (c_int, [c_void_p]),
     "ballast_cursor": (c_int, [c_void_p, c_void_p, c_size_t,
                                POINTER(c_size_t), _ERROR]),
     "ballast_save": (c_int, [c_void_p, c_char_p, c_double, POINTER(c_int64),
@@ -258,6 +265,23 @@ class Handle:
     def wait(self, tensor: int, timeout: float) -> None:
         self.call(lambda error: self._library.ballast_wait(
             self._session, tensor, timeout, error))
+
+    def gather(self, tensors: Sequence[int], wait: bool,
+               timeout: float) -> None:
+        indexes = (c_size_t * len(tensors))(*tensors)
+        self.call(lambda error: self._library.ballast_gather(
+            self._session, indexes, len(tensors), int(wait), timeout, error))
+
+    def give_back(self, tensors: Sequence[int]) -> None:
+        indexes = (c_size_t * len(tensors))(*tensors)
+        self.call(lambda error: self._library.ballast_give_back(
+            self._session, indexes, len(tensors), error))
+
+    def is_held(self, tensor: int) -> bool:
+        return bool(self._library.ballast_is_held(self._session, tensor))
+
+    def gathers_weights(self) -> bool:
+        return bool(self._library.ballast_gathers_weights(self._session))
 
     def cursor(self) -> bytes:
         buffer = ctypes.create_string_buffer(1 << 16)

@@ -1,7 +1,7 @@
 """Arrays over the daemon's shared memory, by tensor name."""
 
 from collections.abc import Mapping as MappingBase
-from typing import Dict, Iterator, Mapping
+from typing import Callable, Dict, Iterator, Mapping
 
 import numpy as np
 
@@ -57,6 +57,25 @@ class Views(MappingBase):
 
     def __repr__(self) -> str:
         return "<%s of %d tensors>" % (self._kind, len(self))
+
+
+class GatheredViews(Views):
+    """The same, of weights that are not resident: what is not gathered is
+    refused. An array kept from before shows whatever lies there."""
+
+    def __init__(self, arrays: Dict[str, np.ndarray], kind: str,
+                 absent: Mapping[str, str], is_held: Callable[[str], bool]):
+        super().__init__(arrays, kind, absent)
+        self._is_held = is_held
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        array = super().__getitem__(name)
+        if not self._is_held(name):
+            raise errors.FailedPrecondition(
+                "params[%s] is not resident: call gather([%s]) before and "
+                "release([%s]) after its use"
+                % ((_names.shown(name),) * 3))
+        return array
 
 
 def over_memory(handle: _library.Handle, address: int,

@@ -11,7 +11,7 @@ import numpy as np
 from . import _library, _names, _options, _tensors, errors, groups
 from ._structs import tensor_structs
 from ._trace import Trace
-from ._views import UnknownTensor, Views, over_memory
+from ._views import GatheredViews, UnknownTensor, Views, over_memory
 from .result import StepResult
 
 _MAX_CURSOR_BYTES = 65536
@@ -156,7 +156,12 @@ class Session:
         self._cursor = self._handle.cursor()
         info = self._handle.info()
         self.resumed: bool = bool(info.resumed)
-        self.params = Views(*self._views(True))
+        self.gathers_weights: bool = self._handle.gathers_weights()
+        self.params: Views = Views(*self._views(True))
+        if self.gathers_weights:
+            self.params = GatheredViews(
+                *self._views(True),
+                lambda name: self._handle.is_held(self._index[name]))
         self.grads = Views(*self._views(False))
         if self.resumed:
             print("ballast: job %s goes on at step %d (rank %d); initial "
@@ -317,10 +322,20 @@ class Session:
         self.wait()
         copies: Dict[str, Any] = {}
         for spec in self._specs:
-            copy = np.array(self.params[spec.name])
+            copy = self._copy(spec.name)
             is_bf16 = spec.dtype == "bfloat16"
             copies[spec.name] = (copy, "bfloat16") if is_bf16 else copy
         return copies
+
+    def _copy(self, name: str) -> np.ndarray:
+        """Of weights that are not resident one tensor at a time."""
+        if self._handle.is_held(self._index[name]):
+            return np.array(self.params[name])
+        self.gather([name])
+        try:
+            return np.array(self.params[name])
+        finally:
+            self.release([name])
 
     def stats(self) -> Dict[str, Any]:
         """The job as the daemon sees it: the same numbers as
@@ -358,19 +373,44 @@ class Session:
             limit = _options.seconds(timeout, "timeout")
         return self._handle.save(name, limit)
 
-    # ---- Comes later. ----
+    # ---- Weights that are not resident. ----
 
-    def gather(self, names: Sequence[str]) -> None:
-        """Not in this version: weights are always resident."""
-        raise errors.FailedPrecondition(
-            "gather comes with secondary_partition: none; in this version all "
-            "weights are resident")
+    def gather(self, names: Sequence[str], wait: bool = True,
+               timeout: Optional[float] = None) -> None:
+        """Fetches weights of the last committed step from their owners, with
+        exchange={"secondary_partition": "none"}; again after each step, until
+        release(). ResourceExhausted: the node would hold more than the
+        policy's resident_bytes; then none of `names` is kept that was not
+        held before.
+
+        Args:
+          wait: False asks for them and returns; wait(name) waits for each.
+          timeout: seconds, instead of the session's.
+        """
+        limit = self.timeout
+        if timeout is not None:
+            limit = _options.seconds(timeout, "timeout")
+        tensors = self._tensors(names, "gather")
+        start = self._trace.now()
+        self._handle.gather(tensors, wait, limit)
+        if wait:
+            self._trace.waited("gather", start)
 
     def release(self, names: Sequence[str]) -> None:
-        """Not in this version: weights are always resident."""
-        raise errors.FailedPrecondition(
-            "release comes with secondary_partition: none; in this version "
-            "all weights are resident")
+        """Gives back what gather() fetched: its memory goes when no worker of
+        the node has it. Names that are not held are ignored."""
+        self._handle.give_back(self._tensors(names, "release"))
+
+    def is_held(self, name: str) -> bool:
+        """Whether params[name] may be read now."""
+        return self._handle.is_held(self._tensor(name))
+
+    def _tensors(self, names: Sequence[str], call: str) -> List[int]:
+        if isinstance(names, str):
+            raise errors.InvalidArgument(
+                "%s takes a list of names, as in %s([%s])"
+                % (call, call, _names.shown(names)))
+        return [self._tensor(name) for name in names]
 
     def load(self, name: str) -> None:
         """Refused: the state of a running job is all ranks'. A job starts

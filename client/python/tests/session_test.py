@@ -44,6 +44,9 @@ class FakeHandle:
         self.calls = []
         self.committed = b""
         self.resumed = 0
+        self.held = None  # names' indexes; None: all are resident
+        if "secondary_partition=none" in self.options["exchange"]:
+            self.held = set()
         FakeHandle.last = self
 
     def info(self):
@@ -56,6 +59,20 @@ class FakeHandle:
 
     def grads(self, i):
         return ctypes.addressof(self.memory[i][1]), self.sizes[i]
+
+    def gathers_weights(self):
+        return self.held is not None
+
+    def is_held(self, i):
+        return self.held is None or i in self.held
+
+    def gather(self, tensors, wait, timeout):
+        self.calls.append(("gather", tensors, wait, timeout))
+        self.held.update(tensors)
+
+    def give_back(self, tensors):
+        self.calls.append(("give_back", tensors))
+        self.held.difference_update(tensors)
 
     def group(self, index):
         return _library.GroupStruct(lr=7.0)
@@ -272,16 +289,9 @@ class SessionTest(unittest.TestCase):
         s.detach()
         self.assertEqual(FakeHandle.last.calls, [("close",)])
 
-    def test_what_comes_later_says_so(self):
-        s = session()
-        for call in (lambda: s.gather(["w"]), lambda: s.release(["w"])):
-            with self.assertRaises(errors.FailedPrecondition) as caught:
-                call()
-            self.assertIn(" comes with ", str(caught.exception))
-        self.assertEqual(s.stats(), {"name": "j"})
-
     def test_saves_and_says_how_to_load(self):
         s = session(timeout=7.0)
+        self.assertEqual(s.stats(), {"name": "j"})
         self.assertEqual(s.save(), "j/step-00000001")
         self.assertEqual(s.save("best", timeout=2), "j/best")
         self.assertEqual(FakeHandle.last.calls[-2:],
@@ -301,6 +311,37 @@ class SessionTest(unittest.TestCase):
         for name in ("", 3, b"x"):
             with self.assertRaises(errors.InvalidArgument):
                 session(load=name)
+    def test_what_is_not_gathered_is_refused(self):
+        s = session(exchange={"secondary_partition": "none"})
+        self.assertTrue(s.gathers_weights)
+        with self.assertRaises(errors.FailedPrecondition) as caught:
+            s.params["w"]
+        self.assertIn("params['w'] is not resident: call gather(['w'])",
+                      str(caught.exception))
+        s.gather(["w", "b"], timeout=3)
+        self.assertEqual(s.params["w"][1, 2], 5)
+        s.release(["w"])
+        self.assertFalse(s.is_held("w"))
+        self.assertTrue(s.is_held("b"))
+        with self.assertRaises(errors.FailedPrecondition):
+            dict(s.params)
+        self.assertEqual(FakeHandle.last.calls, [
+            ("gather", [0, 1], True, 3.0), ("give_back", [0])])
+        for wrong in ("w", ["nobody"]):
+            with self.assertRaises(errors.InvalidArgument):
+                s.gather(wrong)
+
+    def test_state_dict_gathers_one_tensor_at_a_time(self):
+        s = session(exchange={"secondary_partition": "none"})
+        s.gather(["b"])
+        FakeHandle.last.calls.clear()
+        copies = s.state_dict()
+        self.assertEqual(copies["w"].tolist(), [[0, 1, 2], [3, 4, 5]])
+        self.assertEqual(FakeHandle.last.held, {1})
+        self.assertEqual(
+            [call[:2] for call in FakeHandle.last.calls[1:]],
+            [("gather", [0]), ("give_back", [0]),
+             ("gather", [2]), ("give_back", [2])])
 
     def test_trace_is_chromes_format(self):
         s = session()
