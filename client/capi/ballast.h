@@ -49,7 +49,7 @@ extern "C" {
 #endif
 
 #define BALLAST_ABI_MAJOR 0
-#define BALLAST_ABI_MINOR 4
+#define BALLAST_ABI_MINOR 5
 /* Whether a caller that was compiled with this header may use a library of
  * this version. */
 #define BALLAST_ABI_FITS(version)                                    \

@@ -49,6 +49,20 @@ class ExamplesTest(lab.TestCase):
         return [float(text) for text in re.findall(
             r"rank %d step \d+ loss ([0-9.]+)" % rank, output)]
 
+    def test_zero3_trains_what_does_not_fit(self):
+        gathered = self.launch("zero3.py", "--steps", "3")
+        resident = self.launch("zero3.py", "--steps", "3", "--resident")
+        losses = re.findall(r"step \d+: loss [0-9.]+", gathered)
+        self.assertEqual(len(losses), 3)
+        self.assertEqual(
+            losses, re.findall(r"step \d+: loss [0-9.]+", resident))
+        model, most, allowed = map(int, re.search(
+            r"model (\d+) bytes, node held at most (\d+) of (\d+)",
+            gathered).groups())
+        self.assertLess(0, most)
+        self.assertLessEqual(most, allowed)
+        self.assertLess(allowed, model)
+
     def test_the_diff_in_the_guide_is_the_diff_of_the_files(self):
         lines = list(difflib.unified_diff(
             read("plain.py").splitlines(True),

@@ -276,7 +276,7 @@ class ArgumentsTest(Base):
     def test_what_comes_later(self):
         self.refused(["partition_nodes", "comes with"],
                      exchange={"partition_nodes": 2})
-        self.refused(["secondary_partition", "comes with"],
+        self.refused("secondary_partition: none needs model=",
                      exchange={"secondary_partition": "none"})
         self.refused(["strict", "true"], strict=False)
 

@@ -13,7 +13,7 @@ from typing import (Any, Callable, Generator, List, NamedTuple, Optional,
 
 from . import errors
 
-_ABI_MAJOR, _ABI_MINOR = 0, 4
+_ABI_MAJOR, _ABI_MINOR = 0, 5
 _CANCELLED = 1
 ALL_TENSORS = (1 << (8 * ctypes.sizeof(c_size_t))) - 1
 

@@ -18,11 +18,6 @@ live: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 def exchange(policy: Any, strict: Any) -> Any:
     """The policy with `strict`; the daemon knows what it can honour."""
-    if "secondary_partition=none" in _options.exchange(policy).split():
-        raise errors.FailedPrecondition(
-            "secondary_partition: none comes with hooks that gather weights "
-            "where modules use them; use secondary_partition: node, or "
-            "ballast.Session with gather() and release()")
     if strict is True:
         return policy
     if isinstance(policy, str):

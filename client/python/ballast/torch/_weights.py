@@ -107,15 +107,9 @@ class Weights:
                 raise self._explain(watched.entry, False)
 
     def _first_private_page(self) -> Optional[int]:
-        if not self.sees_silent_writes or self._memory is None:
+        if not self.sees_silent_writes:
             return None
-        data = _read_pagemap(self._base // _PAGE,
-                             -(-len(self._memory) // _PAGE))
-        if data is None:
-            return None
-        is_private = _IS_PRIVATE[np.frombuffer(data, np.uint8)[7::8] >> 5]
-        first = int(np.argmax(is_private))
-        return first if is_private[first] else None
+        return first_private_page(self._memory, self._base)
 
     def published(self) -> None:
         """New weights are there, or on their way: a backward through a graph
@@ -137,6 +131,19 @@ class Weights:
         if self._memory is not None:
             pages = np.frombuffer(self._memory, np.uint8)[::_PAGE]
             np.bitwise_or(pages, 0, out=pages)
+
+
+def first_private_page(memory: Any, base: int) -> Optional[int]:
+    """Of a private mapping at `base`, the first page that was written to;
+    None also if there is no mapping or the kernel does not say."""
+    if not isinstance(memory, mmap.mmap):
+        return None
+    data = _read_pagemap(base // _PAGE, -(-len(memory) // _PAGE))
+    if data is None:
+        return None
+    is_private = _IS_PRIVATE[np.frombuffer(data, np.uint8)[7::8] >> 5]
+    first = int(np.argmax(is_private))
+    return first if is_private[first] else None
 
 
 def _read_pagemap(start: int, pages: int) -> Optional[bytes]:

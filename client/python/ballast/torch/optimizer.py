@@ -1,16 +1,18 @@
 """Optimizer: a torch.optim.Optimizer whose state lives in the daemon."""
 
 import atexit
+import contextlib
 import os
 import weakref
-from typing import Any, Callable, Dict, Iterator, List, Optional, Union
+from typing import (Any, Callable, Dict, Iterable, Iterator, List, Optional,
+                    Union)
 
 import torch
 
 from .. import errors
 from ..result import StepResult
 from ..session import Session
-from . import _hyper, _mistakes, _rendezvous, _setup, _weights
+from . import _gathered, _hyper, _mistakes, _rendezvous, _setup, _weights
 from ._gradients import Gradients
 from ._guard import Guard
 from ._overlap import Overlap
@@ -44,6 +46,9 @@ class Optimizer(torch.optim.Optimizer):
         committed, each rank's own; "rank0": before each commit all ranks take
         rank 0's, by the process group, which must be initialised; "local":
         they stay with this process.
+      gather_cache: with exchange={"secondary_partition": "none"} (needs
+        model=): bytes of weights that are kept after their use within a
+        step; 0: each module's are given back at once.
       strict: refuse what the exchange policy cannot honour.
       job, exchange, resume, load, address, coordinator, token, timeout,
       connect_timeout, tenant, bucket_bytes, hold, rank, world_size,
@@ -67,7 +72,8 @@ class Optimizer(torch.optim.Optimizer):
                  address: Optional[str] = None,
                  coordinator: Optional[str] = None,
                  token: Optional[str] = None, strict: bool = True,
-                 buffers: str = "cursor", timeout: float = 600.0,
+                 buffers: str = "cursor", gather_cache: int = 0,
+                 timeout: float = 600.0,
                  connect_timeout: float = 30.0, tenant: Optional[str] = None,
                  bucket_bytes: Optional[int] = None,
                  hold: Optional[float] = None, rank: Optional[int] = None,
@@ -84,6 +90,9 @@ class Optimizer(torch.optim.Optimizer):
         self._model = model
         _mistakes.check_not_ddp(model, self._entries)
         _setup.check_unowned(self._entries)
+        self._gather_cache = _gathered.check_cache(gather_cache)
+        if _gathered.is_asked_for(exchange):
+            _gathered.check(model, overlap)
         self._overlap = Overlap.create(self, model, overlap,
                                        backward_passes_per_step)
         given = [_hyper.group_values(self._name, group, index)
@@ -131,7 +140,15 @@ class Optimizer(torch.optim.Optimizer):
             **self._arguments)
         self._is_open = True
         copies = self.grad_copies if hasattr(self, "_gradients") else 0
-        self._weights = Weights(self.session, self._entries, self._explain)
+        self._weights: Union[Weights, _gathered.Gathered]
+        if self.session.gathers_weights:
+            assert self._model is not None
+            self._weights = _gathered.Gathered(
+                self.session, self._entries, self._model, self._explain,
+                self._gather_cache)
+        else:
+            self._weights = Weights(self.session, self._entries,
+                                    self._explain)
         self._shapes = {e.name: _mistakes.Shape(e.parameter)
                         for e in self._entries}
         self._gradients = Gradients(self.session, self._entries)
@@ -308,6 +325,10 @@ class Optimizer(torch.optim.Optimizer):
         all ranks. Before the first step the job stays as it is. After it,
         `restart=True` is needed: the job ends and starts again from these
         values, with new moments, at step 1; not within steps()."""
+        if self.session.gathers_weights:
+            raise errors.FailedPrecondition(
+                "load_weights() with weights that are not resident: load them "
+                "into the model before the optimizer is built")
         if self._pending is not None or \
                 (self.session.open_step != 1 and not restart):
             raise _mistakes.load_after_steps(self.session.weight_version,
@@ -321,6 +342,14 @@ class Optimizer(torch.optim.Optimizer):
         """Keeps the whole job in the daemon's snapshots.directory, as
         ballast.Session.save. Any rank may call it, alone."""
         return self.session.save(name, timeout)
+
+    def gathered(self, parameters: Optional[Iterable[Any]] = None) -> Any:
+        """A context in which weights that are not resident are here, all or
+        those of `parameters`: to look at them, or for model.state_dict().
+        Where weights are resident it does nothing."""
+        if isinstance(self._weights, _gathered.Gathered):
+            return self._weights.gathered(parameters)
+        return contextlib.nullcontext()
 
     def drop_edits(self) -> None:
         """Forgets in-place edits of weights; the published ones show."""
@@ -397,6 +426,8 @@ class Optimizer(torch.optim.Optimizer):
                 "this step was already handed over with another cursor: "
                 "repeat it with the same")
         self._gradients.check_pushed(self._trainable)
+        if isinstance(self._weights, _gathered.Gathered):
+            self._weights.release_all()
         try:
             self.last_result = self.session.step(
                 cursor=self._pending, wait=wait, timeout=timeout,
