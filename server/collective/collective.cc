@@ -575,7 +575,7 @@ class HierarchicalCollective final : public Collective,
   // As this generation began.
   transport::ByteCounters gathered_before_;
   uint64_t served_before_ = 0;
-  absl::Status failure_;    // of a Start call, on its way to the observer
+  absl::Status failure_;  // of a Start call, on its way to the observer
   EmptyTask compared_;
   EmptyTask fail_;
   uint64_t num_resynced_ = 0;          // chunks, when it was last looked at

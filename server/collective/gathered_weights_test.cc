@@ -175,7 +175,7 @@ class GatheredWeightsTest : public testing::Test {
   transport::InprocNetwork network_{&links_};
   const layout::Layout layout_;
   const layout::GatherUnits units_;
-  const layout::ExchangePlan plan_{
+  layout::ExchangePlan plan_{
       *layout::ParsePolicy("exact secondary_partition=none"), layout_};
   std::vector<std::unique_ptr<Node>> nodes_;
 };

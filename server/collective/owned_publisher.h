@@ -26,6 +26,7 @@ class OwnedPublisher final : public BucketOperation {
 
   BatchPipeline* pipeline() override { return &pipeline_; }
   void AddErrors(PathErrors* sum) const override;
+  double residual_norm2() const override { return 0; }
 
  private:
   void Report();

@@ -47,6 +47,8 @@ absl::Status OwnedWeights::PlanSlices() {
                                                parts.layout->tensor(id).dtype,
                                                parts.kernels));
   }
+  // No error budget changes them (layout/policy.h).
+  context_.narrower_weight_codecs.resize(parts.layout->tensors().size());
   uint64_t coded = 0;
   for (const layout::Bucket& bucket : parts.layout->buckets()) {
     std::vector<CodedSlice>& slices = slices_.emplace_back();
@@ -148,7 +150,7 @@ void OwnedWeights::EncodeChunk(Step step, BucketId bucket, size_t chunk,
     const Run run = context_.WeightRunOf(runs[i], step);
     runs[i].codec->Encode(run, master, slice + runs[i].offset);
     context_.Meter(layout::Path::kWeights, runs[i], run, step, master, master,
-                   &errors[i]);
+                   master, &errors[i]);
   }
 }
 

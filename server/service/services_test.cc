@@ -46,6 +46,15 @@ class FakeNode final : public NodeControl {
     reply.mutable_summary()->set_name(name);
     return reply;
   }
+  void SaveSnapshot(const std::string& job, const std::string& name,
+                    SaveDone done) override {
+    if (job == "gone") {
+      return std::move(done)(absl::NotFoundError("no job \"gone\""));
+    }
+    v1::SaveSnapshotReply reply;
+    reply.set_path(job + "/" + name);
+    std::move(done)(reply);
+  }
   void Drain() override { is_draining = true; }
 
   bool is_draining = false;
@@ -60,6 +69,10 @@ class FakeHost final : public session::JobHost, public session::JobObserver {
   void EndJob(session::LocalJob*, const absl::Status&,
               absl::AnyInvocable<void() &&> done) override {
     std::move(done)();
+  }
+  void FindStored(const session::AttachRequest&, uint32_t,
+                  session::StoredDone done) override {
+    std::move(done)(std::nullopt);
   }
   void OnAllReady() override {}
   void OnPushed(LocalRank, BucketId) override {}

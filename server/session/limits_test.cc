@@ -54,11 +54,11 @@ TEST(CheckPlacementTest, BoundsWorldSize) {
 
 TEST(CheckSpecTest, SaysWhatToDoAboutWhatComesLater) {
   JobSpec spec = Spec();
-  spec.exchange = "delta4 secondary_partition=none";
+  spec.exchange = "delta4 partition_nodes=2";
   EXPECT_THAT(CheckSpec(spec, {}),
               StatusIs(kInvalid,
-                       "exchange: secondary_partition is \"none\", which comes "
-                       "with gathered weights; use node"));
+                       "exchange: partition_nodes is \"2\", which comes with "
+                       "partition groups; use all"));
   spec.exchange = "zeropp gradients.block=100";
   EXPECT_THAT(CheckSpec(spec, {}), StatusIs(kInvalid, "gradients.block"));
   for (const char* policy :

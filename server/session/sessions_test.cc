@@ -132,7 +132,7 @@ TEST_F(SessionsTest, AStoredJobNeedsNoInitialValues) {
   ASSERT_THAT(sessions_.Detach("key"), IsOk());
   request.job.load = "other";
   attach(request);
-  EXPECT_THAT(*reply, StatusIs(absl::StatusCode::kFailedPrecondition));
+  EXPECT_THAT(*reply, StatusIs(absl::StatusCode::kInvalidArgument));
 }
 
 TEST_F(SessionsTest, WhatIsStoredIsNotLookedAtIfItMayNotGoOn) {

@@ -97,6 +97,7 @@ class Session:
             local_world_size=local_world_size, node_rank=node_rank)
         self.rank: int = options["rank"]
         self.world_size: int = options["world_size"]
+        self.local_world_size: int = options["local_world_size"]
         self.job: str = _options.job_name(job, env)
         self.address: str = _options.address(address, env)
         self.coordinator: str = _options.coordinator(

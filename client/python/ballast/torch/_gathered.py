@@ -14,6 +14,7 @@ uses it by a way that is not seen gets NaN, never zeros or old weights.
 import collections
 import contextlib
 import mmap
+import time
 import weakref
 from typing import (Any, Callable, Dict, Iterable, Iterator, List, Mapping,
                     Optional)
@@ -50,6 +51,11 @@ def check(model: Optional[torch.nn.Module], overlap: Any) -> None:
             "exchange with secondary_partition: none needs an ordinary "
             "module, not a compiled or scripted one, which does not say when "
             "it uses a weight")
+
+
+# Seconds in which other workers of the node may make room; what never fits is
+# refused after them.
+_PATIENCE = 30.0
 
 
 def check_cache(cache_bytes: Any) -> int:
@@ -133,9 +139,11 @@ class Gathered:
         self._session = session
         self._explain = explain
         self._cache_bytes = cache_bytes
+        self._early: List[_Part] = []  # asked for before their use, last
         self._is_over = False
         self.gathers = 0  # that were waited for
         self.prefetches = 0  # that were asked for before they were needed
+        self.waits_for_room = 0  # of what other workers of the node hold
         places = [session.weights_place(entry.name) for entry in entries]
         self._memory: Any = bytearray()
         if places[0].fd >= 0:
@@ -342,9 +350,24 @@ class Gathered:
             for part in parts:
                 part.is_wanted = False
             self._drop_unused()
-            self._session.gather(names)
+            self._gather_when_there_is_room(names)
         for part in parts:
             part.is_wanted = True
+
+    def _gather_when_there_is_room(self, names: List[str]) -> None:
+        """The node's other workers give back what they are at soon."""
+        alone = self._session.local_world_size == 1
+        deadline = time.monotonic() + (0 if alone else _PATIENCE)
+        pause = 0.001
+        while True:
+            try:
+                return self._session.gather(names)
+            except errors.ResourceExhausted:
+                if time.monotonic() >= deadline:
+                    raise
+            self.waits_for_room += 1
+            time.sleep(pause)
+            pause = min(2 * pause, 0.05)
 
     def _touch(self, part: _Part) -> None:
         self._recent[id(part)] = part
@@ -358,10 +381,19 @@ class Gathered:
         if not parts:
             return
         self.prefetches += 1
+        # What was asked for before and did not come next would only take
+        # room, from other workers of the node too.
+        wrong = [p for p in self._early if p.leases == 0 and not p.is_shown]
+        if wrong:
+            for part in wrong:
+                part.is_wanted = False
+                self._recent.pop(id(part), None)
+            self._session.release([p.entry.name for p in wrong])
         self._session.gather([p.entry.name for p in parts], wait=False)
         for part in parts:
             part.is_wanted = True
             self._touch(part)
+        self._early = parts
 
     def _drop_unused(self) -> None:
         self._make_room(keep=0)
