@@ -799,7 +799,7 @@ class MannersTest(Base):
         theirs.step()
         self.assertRaisesWith(
             ballast.FailedPrecondition,
-            ["moments live in the daemon", "comes with snapshots"],
+            ["moments live in the daemon", "from a snapshot (load=)"],
             lambda: optimizer.load_state_dict(theirs.state_dict()))
 
     def test_flags_that_the_daemon_lacks_are_refused(self):

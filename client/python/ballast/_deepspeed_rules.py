@@ -100,9 +100,9 @@ def _remembers(reader: Any, key: str, value: Any) -> None:
 
 
 _CHECKED = "checked with the others"
-_SNAPSHOTS = "comes with snapshots"
-_RESIDENT = ("weights are resident once per node; gathering and releasing "
-             "them comes with secondary_partition: none")
+_SNAPSHOTS = "the daemon keeps snapshots (snapshots.directory)"
+_RESIDENT = ("gathering is the exchange's: secondary_partition: none, "
+             "resident_bytes, and the optimizer's gather_cache=")
 _METRICS = "the daemon's /metrics page (Prometheus) and optimizer.last_result"
 
 _ZERO: Dict[str, Rule] = {
@@ -119,8 +119,9 @@ _ZERO: Dict[str, Rule] = {
         "the node: exact)", _remembers),
     "zero_quantized_nontrainable_weights": off(
         "frozen weights keep their type", "bf16 for the whole model"),
-    "zeropp_loco_param": off("error feedback comes with residual state",
-                             "zero_quantized_gradients without it"),
+    "zeropp_loco_param": off(
+        "error feedback is the exchange's: gradients.error_feedback",
+        "zero_quantized_gradients without it"),
     "overlap_comm": Rule("overlap=; unset: true with stage 3", _remembers),
     "reduce_bucket_size": bound(
         1 << 20, "honoured as an upper bound: buckets are at most 4 MiB of "
@@ -235,7 +236,7 @@ _TOP: Dict[str, Rule] = {
     "activation_checkpointing": off("it is the model's",
                                     "torch.utils.checkpoint", True),
     "aio": off("nothing is swapped to files", "remove it", True),
-    "elasticity": off("resizing comes with snapshots", "remove it"),
+    "elasticity": off("a job is resized by opening it again from a snapshot", "remove it"),
     "compression_training": off("it is the model's", "remove it"),
     "curriculum_learning": off("it is the data's", "your own loop"),
     "data_efficiency": off("it is the data's", "your own loop"),

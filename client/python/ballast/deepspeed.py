@@ -210,7 +210,7 @@ def _read_hpz(reading: Reading, stage: int) -> None:
     elif stage == 3 and size != local:
         reading.refuse(
             key, size, "weights are resident once per node; stage 3 without "
-            "that comes with secondary_partition: none",
+            "that is the exchange's secondary_partition: none",
             "%d, the local world size" % local, True)
     elif stage != 3 and size != 1:
         reading.refuse(key, size, "it is for stage 3", "remove it", True)

@@ -230,9 +230,10 @@ class Optimizer(torch.optim.Optimizer):
         """Takes the hyperparameters of each group; refuses moments."""
         if state_dict.get("state"):
             raise errors.FailedPrecondition(
-                "load_state_dict: moments live in the daemon; loading them "
-                "comes with snapshots. A held job goes on by itself; to take "
-                "the hyperparameters only, give {**state_dict, \"state\": {}}")
+                "load_state_dict: moments live in the daemon, which loads "
+                "them from a snapshot (load=). A held job goes on by itself; "
+                "to take the hyperparameters only, give {**state_dict, "
+                "\"state\": {}}")
         given = state_dict["param_groups"]
         for index, group in enumerate(given):
             _hyper.group_values(self._name, group, index)
