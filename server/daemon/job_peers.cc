@@ -126,6 +126,10 @@ void JobPeers::Watch() {
   ArmWatch();
 }
 
+void JobPeers::TellNow() {
+  if (links_ != nullptr && !is_stopped_) TellNote();
+}
+
 void JobPeers::TellNote() {
   std::string note = parts_.host->OwnWaitingFor().substr(0, kMaxNoteBytes);
   const std::optional<v1::EarlyClose> closed = parts_.host->OwnEarlyClose();

@@ -67,6 +67,8 @@ class JobPeers final : public transport::PeerLinkObserver,
   void Open();
   // Nothing of the host is called any more; what is sent still goes out.
   void Stop();
+  // What a look at the links would tell the others, without waiting for it.
+  void TellNow();
   // Before OnLinked: this node gives up for good; whoever waits hears `why`.
   void GiveUp(const absl::Status& why);
 

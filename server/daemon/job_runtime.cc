@@ -643,7 +643,10 @@ void JobRuntime::Stop(const absl::Status& why,
     if (snapshots_ == nullptr) return leave();
     return snapshots_->WhenIdle(leave);  // what is being written gets whole
   }
-  if (!has_ended_) membership_->Leave(why);
+  if (!has_ended_) {
+    if (peers_ != nullptr) peers_->TellNow();  // who closed, before the end
+    membership_->Leave(why);
+  }
   // A node that lost its workers may come again; one whose workers closed the
   // job will not.
   if (peers_ != nullptr && parts_.job->num_closed() > 0) peers_->GiveUp(why);

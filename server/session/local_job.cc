@@ -531,10 +531,17 @@ void LocalJob::Fail(const absl::Status& why) {
   is_failed_ = true;
   last_failure_ = why.ToString();
   const uint64_t word = open_.has_value() ? open_->word() : 0;
+  // Where ranks have closed the job and it ends for that, what it means for
+  // the open step says more.
+  const auto close = Earlier(early_close(), closed_elsewhere_);
+  const bool is_closed = absl::IsCancelled(why) && close.has_value() &&
+                         open_.has_value() && open_->step >= close->step;
+  const absl::Status told =
+      is_closed ? NeverCommitted(*close, open_->step) : why;
   for (const auto& slot : slots_) {
     if (!slot->is_occupied()) continue;
-    slot->view().StoreFailure(why.code(), /*is_fatal=*/true, word,
-                              std::string(why.message()));
+    slot->view().StoreFailure(told.code(), /*is_fatal=*/true, word,
+                              std::string(told.message()));
   }
   WakeNow();
   for (int i = 0; i < local_world_size(); ++i) {
