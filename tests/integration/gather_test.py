@@ -63,6 +63,9 @@ class GatherTest(nodes.NodesCase):
         # A node's workers gather together: parts come once per node.
         together = [threading.Barrier(workers) for _ in range(num_nodes)]
         payload = [0] * world
+        # A step counts what its node serves until it ends: frozen parts also
+        # to a node that is ahead and gathers for the next one.
+        counted = threading.Barrier(world)
 
         def worker(rank):
             with self.session(daemons, rank, workers, job.initial(shapes),
@@ -94,6 +97,7 @@ class GatherTest(nodes.NodesCase):
                         s.grads[name][...] = job.gradient(name, step, rank,
                                                           shapes)
                     payload[rank] += s.step().payload_bytes
+                counted.wait()
                 digests.append(look())
                 return digests
 
@@ -103,13 +107,6 @@ class GatherTest(nodes.NodesCase):
             self.assertEqual(result, results[0])
         self.assertEqual(len(set(results[0])), self.STEPS + 1)
         return results[0], sum(payload[::workers])
-
-    def check_gathered(self, payload, formula):
-        """The formula's bytes. With three nodes and frozen tensors one part
-        (46,656 bytes of 20,992,176) is sometimes served once more than it
-        says; why is not known yet, so half a percent is let through."""
-        self.assertGreaterEqual(payload, formula)
-        self.assertLessEqual(payload, 1.005 * formula)
 
     def test_exact_is_zero3(self):  # I8, I20, I21
         elements = sum(int(np.prod(s)) for s, _ in self.SHAPES.values())
@@ -128,11 +125,11 @@ class GatherTest(nodes.NodesCase):
                 self.assertEqual(gathered, resident)
                 per_step = (num_nodes - 1) * (
                     2 * (weights + frozen) + 4 * elements)
-                self.check_gathered(payload, self.STEPS * per_step)
+                self.assertEqual(payload, self.STEPS * per_step)
                 # Without frozen tensors: (N-1)/N x (2W + G), as ZeRO-3.
                 _, payload = self.run_job(num_nodes, workers, "exact" + _NONE,
                                           self.SHAPES, bucket_bytes=65536)
-                self.check_gathered(payload, self.STEPS * (num_nodes - 1) * (
+                self.assertEqual(payload, self.STEPS * (num_nodes - 1) * (
                     2 * weights + 4 * elements))
 
     def test_zeropp(self):
