@@ -12,11 +12,11 @@
 #include <map>
 #include <set>
 
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "server/base/cgroup.h"
 #include "server/base/errno_status.h"
 #include "server/base/names.h"
 
@@ -31,16 +31,6 @@ double QuotaOf(const std::string& directory) {
   std::ifstream file(directory + "/cpu.max");
   double quota, period;
   return file >> quota >> period && period > 0 ? quota / period : 0;
-}
-
-// The "0::/path" line of cgroup v2.
-std::string CgroupPath(const std::string& proc) {
-  std::ifstream file(proc + "/self/cgroup");
-  std::string line;
-  while (std::getline(file, line)) {
-    if (absl::StartsWith(line, "0::/")) return line.substr(3);
-  }
-  return "/";
 }
 
 }  // namespace
@@ -91,13 +81,12 @@ std::vector<int> UsableCpus() {
 
 int CpuQuota(const CpuRoots& roots) {
   double quota = 0;
-  std::string path = CgroupPath(roots.proc);
-  while (true) {
-    const double here = QuotaOf(absl::StrCat(roots.cgroup, path));
+  for (const std::string& directory :
+       CgroupDirectories(roots.proc, roots.cgroup)) {
+    const double here = QuotaOf(directory);
     if (here > 0 && (quota == 0 || here < quota)) quota = here;
-    if (path.size() <= 1) return static_cast<int>(std::ceil(quota));
-    path.resize(std::max<size_t>(path.rfind('/'), 1));
   }
+  return static_cast<int>(std::ceil(quota));
 }
 
 std::vector<int> NumaNodesOf(const std::vector<int>& cpus,

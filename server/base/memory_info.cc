@@ -4,8 +4,7 @@
 #include <fstream>
 #include <optional>
 
-#include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
+#include "server/base/cgroup.h"
 
 namespace ballast::base {
 namespace {
@@ -47,16 +46,6 @@ uint64_t LeftInCgroup(const std::string& directory) {
   return *limit > used ? *limit - used : 0;
 }
 
-// The "0::/path" line of cgroup v2.
-std::string CgroupPath(const std::string& proc) {
-  std::ifstream file(proc + "/self/cgroup");
-  std::string line;
-  while (std::getline(file, line)) {
-    if (absl::StartsWith(line, "0::/")) return line.substr(3);
-  }
-  return "/";
-}
-
 }  // namespace
 
 uint64_t AvailableMemoryBytes(const std::string& proc,
@@ -65,12 +54,10 @@ uint64_t AvailableMemoryBytes(const std::string& proc,
   if (const auto kib = ReadField(proc + "/meminfo", "MemAvailable:")) {
     available = *kib * 1024;
   }
-  std::string path = CgroupPath(proc);
-  while (true) {
-    available = std::min(available, LeftInCgroup(absl::StrCat(cgroup, path)));
-    if (path.size() <= 1) return available;
-    path.resize(std::max<size_t>(path.rfind('/'), 1));
+  for (const std::string& directory : CgroupDirectories(proc, cgroup)) {
+    available = std::min(available, LeftInCgroup(directory));
   }
+  return available;
 }
 
 }  // namespace ballast::base
