@@ -58,4 +58,12 @@ BatchCut CutBatches(
   return cut;
 }
 
+BatchCut CutSumBatches(const layout::Bucket& bucket, int64_t batch_bytes) {
+  const auto sum_bytes = [](const layout::Chunk& chunk) {
+    return (chunk.state_end - chunk.state_begin) *
+           static_cast<int64_t>(sizeof(float));
+  };
+  return CutBatches(bucket, sum_bytes, batch_bytes);
+}
+
 }  // namespace ballast::collective

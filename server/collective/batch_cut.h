@@ -47,6 +47,10 @@ BatchCut CutBatches(
     absl::FunctionRef<int64_t(const layout::Chunk& chunk)> chunk_bytes,
     int64_t batch_bytes);
 
+// The same where fp32 sums travel: by the elements, whatever the number of a
+// node's sums, which peers need not have in common.
+BatchCut CutSumBatches(const layout::Bucket& bucket, int64_t batch_bytes);
+
 }  // namespace ballast::collective
 
 #endif  // SERVER_COLLECTIVE_BATCH_CUT_H_

@@ -8,18 +8,12 @@
 namespace ballast::collective {
 namespace {
 
-// By the elements, whatever the number of a node's sums, which peers need not
-// have in common. One node has one batch.
+// One node has one batch.
 BatchCut CutOf(const Context& context, BucketId bucket) {
-  const auto sum_bytes = [](const layout::Chunk& chunk) {
-    return (chunk.state_end - chunk.state_begin) *
-           static_cast<int64_t>(sizeof(float));
-  };
   const layout::Bucket& cut = context.bucket(bucket);
-  return CutBatches(cut, sum_bytes,
-                    cut.shards.size() > 1
-                        ? context.parts.batch_bytes
-                        : std::numeric_limits<int64_t>::max());
+  return CutSumBatches(cut, cut.shards.size() > 1
+                                ? context.parts.batch_bytes
+                                : std::numeric_limits<int64_t>::max());
 }
 
 std::span<const layout::Chunk> ChunksOf(const layout::Shard& shard,

@@ -13,7 +13,6 @@ namespace {
 
 // Of one task that adds: small enough to stay in the cache.
 constexpr int64_t kAddElements = 32 << 10;
-constexpr int kRoundShift = 24;  // of phases: parts.h
 
 int NumRounds(size_t num_nodes) { return std::bit_width(num_nodes - 1); }
 
@@ -23,15 +22,6 @@ size_t Reversed(size_t value, int num_bits) {
     reversed |= (value >> bit & 1) << (num_bits - 1 - bit);
   }
   return reversed;
-}
-
-BatchCut CutOf(const Context& context, BucketId bucket) {
-  const auto sum_bytes = [](const layout::Chunk& chunk) {
-    return (chunk.state_end - chunk.state_begin) *
-           static_cast<int64_t>(sizeof(float));
-  };
-  return CutBatches(context.bucket(bucket), sum_bytes,
-                    context.parts.batch_bytes);
 }
 
 }  // namespace
@@ -51,7 +41,7 @@ uint64_t HalvingReducer::PartBytes(const Context& context, BucketId bucket) {
 HalvingReducer::Plan HalvingReducer::MakePlan(const Context& context,
                                               BucketId bucket) {
   Plan plan;
-  plan.cut = CutOf(context, bucket);
+  plan.cut = CutSumBatches(context.bucket(bucket), context.parts.batch_bytes);
   const size_t nodes = plan.cut.size();
   const size_t self = context.parts.node.value();
   plan.place.resize(nodes);
@@ -132,7 +122,7 @@ absl::Status HalvingReducer::MakeBatch(size_t batch) {
       tasks = AddTasks(batch, RunOf(batch, first, first + 2 * half), was_lower);
     transport::ExchangeSpec spec =
         context_->Spec(kReducePhase, bucket_.id, batch);
-    spec.phase |= static_cast<uint32_t>(round) << kRoundShift;
+    spec.phase |= static_cast<uint32_t>(round) << transport::kRoundShift;
     if (sent.elements > 0) {
       spec.sends.push_back({partner, std::as_bytes(Sums(batch, sent))});
       parts.payload_bytes += PayloadOf(batch, sent);

@@ -54,6 +54,9 @@ enum class Pattern : uint8_t {
   kDeliver,  // every node has other bytes for each of the others
 };
 
+// In phases: the upper byte has the round of an exchange that takes several.
+inline constexpr int kRoundShift = 24;
+
 // The memory stays valid until the exchange is released; between Post and
 // completion (or Cancel) the sends are not written, the receives not touched.
 struct ExchangeSpec {

@@ -148,13 +148,13 @@ class RoutedExchange::Planner {
 
 absl::StatusOr<std::unique_ptr<RoutedExchange>> RoutedExchange::Create(
     Transport* transport, const std::vector<Round>& rounds,
-    const ExchangeSpec& spec, int round_shift, ExchangeObserver* observer) {
+    const ExchangeSpec& spec, ExchangeObserver* observer) {
   auto exchange = std::unique_ptr<RoutedExchange>(new RoutedExchange(observer));
   Planner planner(spec, transport->self(), exchange.get());
   const auto phase_of = [&](size_t round) {
-    return spec.phase | static_cast<uint32_t>(round) << round_shift;
+    return spec.phase | static_cast<uint32_t>(round) << kRoundShift;
   };
-  if (rounds.size() >> (32 - round_shift) != 0) {
+  if (rounds.size() >> (32 - kRoundShift) != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat(rounds.size(), " rounds do not fit into a phase"));
   }

@@ -20,11 +20,11 @@ namespace ballast::transport {
 
 class RoutedExchange final : public Exchange, private ExchangeObserver {
  public:
-  // `spec` has a pattern, and phases with (round << round_shift) added are
+  // `spec` has a pattern, and phases with (round << kRoundShift) added are
   // free. Borrows transport and observer.
   static absl::StatusOr<std::unique_ptr<RoutedExchange>> Create(
       Transport* transport, const std::vector<Round>& rounds,
-      const ExchangeSpec& spec, int round_shift, ExchangeObserver* observer);
+      const ExchangeSpec& spec, ExchangeObserver* observer);
 
   absl::Status Post(Step step) override;
   void Cancel() override;

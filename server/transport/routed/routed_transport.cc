@@ -8,11 +8,6 @@
 #include "server/transport/routed/routed_exchange.h"
 
 namespace ballast::transport {
-namespace {
-
-constexpr int kRoundShift = 24;
-
-}  // namespace
 
 RoutedTransport::RoutedTransport(Transport* inner, int num_nodes, Choice choice)
     : inner_(inner), num_nodes_(num_nodes), choice_(std::move(choice)) {}
@@ -37,7 +32,7 @@ absl::StatusOr<std::unique_ptr<Exchange>> RoutedTransport::Prepare(
       std::unique_ptr<Exchange> exchange,
       RoutedExchange::Create(
           inner_, RoutesOf(algorithm, spec.pattern, num_nodes_, self()), spec,
-          kRoundShift, observer));
+          observer));
   return exchange;
 }
 
