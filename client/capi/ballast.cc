@@ -35,7 +35,7 @@ static_assert(sizeof(ballast_group) == sizeof(ballast::proto::GroupValues));
 // The ABI: other languages mirror these structs.
 static_assert(sizeof(ballast_error) == 16 + BALLAST_MESSAGE_BYTES);
 static_assert(sizeof(ballast_tensor) == 48);
-static_assert(sizeof(ballast_info) == 48);
+static_assert(sizeof(ballast_info) == 56);
 static_assert(sizeof(ballast_step_result) == 144);
 
 int Report(const absl::Status& status, ballast_error* error) {
@@ -201,6 +201,8 @@ int ballast_get_info(ballast_session* session, ballast_info* info,
     info->num_buckets = worker.num_buckets();
     info->num_groups = static_cast<int32_t>(worker.groups().size());
     info->num_tensors = worker.num_tensors();
+    info->step_is_given = worker.is_step_given();
+    info->reserved = 0;
     return absl::OkStatus();
   });
 }

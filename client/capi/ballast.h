@@ -49,7 +49,7 @@ extern "C" {
 #endif
 
 #define BALLAST_ABI_MAJOR 0
-#define BALLAST_ABI_MINOR 5
+#define BALLAST_ABI_MINOR 6
 /* Whether a caller that was compiled with this header may use a library of
  * this version. */
 #define BALLAST_ABI_FITS(version)                                    \
@@ -125,6 +125,11 @@ typedef struct ballast_info {
   int32_t num_buckets;
   int32_t num_groups;
   int32_t num_tensors;
+  /* 1: this rank's former worker gave all of open_step. It may be computed
+   * again (over weights that stay as they were); what that worker gave counts,
+   * and ballast_cursor is its own after ballast_step. */
+  int32_t step_is_given;
+  int32_t reserved;
 } ballast_info;
 
 typedef struct ballast_step_result {

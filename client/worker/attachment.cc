@@ -279,7 +279,6 @@ absl::StatusOr<Attachment> Attach(const Options& options) {
   request.set_has_initial_values(options.topology.rank() == 0 &&
                                  !options.initial_values.empty());
   RETURN_IF_ERROR(ConnectAndAttach(options, request, left, result));
-  ControlChannel& channel = *result.connection.channel;
   RETURN_IF_ERROR(TakePlacements(result.attach, result.tensors));
   ASSIGN_OR_RETURN(result.tracker, MakeTracker(result.attach));
   ASSIGN_OR_RETURN(result.holdings, MakeHoldings(result.attach));
@@ -306,26 +305,53 @@ absl::StatusOr<Attachment> Attach(const Options& options) {
     WriteInitialValues(options, result.tensors, initial);
   }
 
-  auto begin = channel.Begin(left(), options.interrupted);
-  if (!begin.ok()) {
-    return OpenError(begin.status(), options, result.connection);
+  RETURN_IF_ERROR(Begin(options, left(), result));
+  return result;
+}
+
+absl::Status Begin(const Options& options, absl::Duration timeout,
+                   Attachment& attachment) {
+  auto reply =
+      attachment.connection.channel->Begin(timeout, options.interrupted);
+  if (!reply.ok()) {
+    return OpenError(reply.status(), options, attachment.connection);
   }
-  result.begin = *std::move(begin);
-  for (const int32_t bucket : result.begin.pushed_buckets()) {
-    if (!result.tracker.MarkPushed(bucket)) {
+  const v1::BeginReply& begin = attachment.begin = *std::move(reply);
+  if (begin.groups_size() != options.job.optimizer().groups_size()) {
+    return absl::DataLossError("begin reply has another number of groups");
+  }
+  RETURN_IF_ERROR(ShareAll(attachment));
+  attachment.tracker.Reset();
+  for (const int32_t bucket : begin.pushed_buckets()) {
+    if (!attachment.tracker.MarkPushed(bucket)) {
       return absl::DataLossError("begin reply names an unknown bucket");
     }
   }
   // Those gradients count, and the daemon may be reading them.
-  if (result.begin.pushed_buckets_size() > 0 &&
-      result.gradients.size_bytes() > 0) {
-    RETURN_IF_ERROR(result.gradients.Shadow());
-    result.shadows_gradients = true;
+  if (begin.pushed_buckets_size() > 0 &&
+      attachment.gradients.size_bytes() > 0) {
+    RETURN_IF_ERROR(attachment.gradients.Shadow());
+    attachment.shadows_gradients = true;
   }
-  if (result.begin.groups_size() != options.job.optimizer().groups_size()) {
-    return absl::DataLossError("begin reply has another number of groups");
+  const bool is_given =
+      begin.has_step_input() &&
+      begin.pushed_buckets_size() == attachment.tracker.num_buckets();
+  if (is_given && !attachment.holdings.are_gathered() &&
+      attachment.weights.size_bytes() > 0) {
+    RETURN_IF_ERROR(attachment.weights.Hold());
+    attachment.holds_weights = true;
   }
-  return result;
+  return absl::OkStatus();
+}
+
+absl::Status ShareAll(Attachment& attachment) {
+  if (std::exchange(attachment.shadows_gradients, false)) {
+    RETURN_IF_ERROR(attachment.gradients.Share());
+  }
+  if (std::exchange(attachment.holds_weights, false)) {
+    RETURN_IF_ERROR(attachment.weights.Share());
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace ballast::worker

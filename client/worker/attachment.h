@@ -9,7 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "client/worker/connection.h"
 #include "client/worker/control_view.h"
 #include "client/worker/holdings.h"
@@ -35,6 +37,9 @@ struct Attachment {
   // again stays out of the shared memory until it is pushed.
   bool shadows_gradients = false;
   base::Segment weights;  // read-only; empty if no tensor has elements
+  // It pushed all of the open step, which may commit at any time: `weights`
+  // is a copy, so that they stay under whoever computes the step again.
+  bool holds_weights = false;
   ControlView view;
   PushTracker tracker;
   Holdings holdings;
@@ -47,6 +52,15 @@ struct Attachment {
 // Errors: Connect's, the daemon's, DataLoss if what it sent does not fit
 // together.
 absl::StatusOr<Attachment> Attach(const Options& options);
+
+// Asks what the open step is and what of it is in, and fits `attachment` to
+// the answer, its `begin`. Attach does it once; again where the step has ended
+// meanwhile.
+absl::Status Begin(const Options& options, absl::Duration timeout,
+                   Attachment& attachment);
+
+// The step is over: gradients and weights are the daemon's again.
+absl::Status ShareAll(Attachment& attachment);
 
 // What the daemon says the job waits for, "" if for nothing or nobody knows.
 // `stats_json` is GetStats' reply.

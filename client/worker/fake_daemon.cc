@@ -217,6 +217,7 @@ grpc::Status FakeDaemon::Begin(grpc::ServerContext*, const v1::BeginRequest*,
     return grpc::Status(grpc::StatusCode::UNAVAILABLE, "Socket closed");
   }
   *reply = script_.begin;
+  if (script_.in_begin) script_.in_begin(*this, *reply);
   return grpc::Status::OK;
 }
 

@@ -11,6 +11,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -36,6 +37,8 @@ class FakeDaemon final : public v1::WorkerService::Service {
     bool refuse_hello = false;
     int passing_refusals = 0;  // of Hello, and then as many of Attach
     bool dies_in_begin = false;
+    // What happens before Begin is answered; may change the answer.
+    std::function<void(FakeDaemon&, v1::BeginReply&)> in_begin;
     bool is_stopped = false;  // answers no GetStats, Detach or Close
     std::string stats = R"({"job": {"waiting_for": "rank 1 is late"}})";
   };

@@ -71,9 +71,7 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Open(Options options) {
   const absl::Duration timeout = options.open_timeout;
   std::unique_ptr<Worker> worker(new Worker(
       std::move(options), std::make_unique<Attachment>(std::move(attachment))));
-  // A step may be on its way to this node: its weights are what the open step
-  // is computed from.
-  RETURN_IF_ERROR(worker->WaitAll(timeout));
+  RETURN_IF_ERROR(worker->Settle(worker->clock_.Now() + timeout));
   return worker;
 }
 
@@ -81,22 +79,62 @@ Worker::Worker(Options options, std::unique_ptr<Attachment> attachment)
     : options_(std::move(options)),
       creator_pid_(getpid()),
       attachment_(std::move(attachment)) {
+  failure_seen_ = attachment_->failure_seen;
+  ready_.reserve(num_buckets());
+  TakeBegin();
+}
+
+void Worker::TakeBegin() {
   const v1::BeginReply& begin = attachment_->begin;
+  groups_.clear();
   for (const v1::ParamGroup& group : begin.groups()) {
     groups_.push_back(ToValues(group));
   }
   word_ = proto::SequenceWord(begin.generation(), begin.open_step());
-  failure_seen_ = attachment_->failure_seen;
   weight_version_ = begin.weight_version();
   optimizer_step_ = begin.optimizer_step();
   cursor_ = begin.cursor();
-  ready_.reserve(num_buckets());
+  former_cursor_.reset();
+  if (begin.has_step_input()) former_cursor_ = begin.step_cursor();
+}
+
+// Until what the daemon said at Begin holds still. A step that the former
+// worker gave may have ended meanwhile, and the copy of the weights be of
+// both; the weights of the step before may still be on their way here.
+absl::Status Worker::Settle(absl::Time deadline) {
+  const auto has_ended = [&] {
+    return view().committed() == word_ || view().open() > word_;
+  };
+  while (has_ended()) {
+    RETURN_IF_ERROR(WaitUntil([&] { return view().open() > word_; }, deadline,
+                              WaitFor::kOpen));
+    if (const auto failure = view().FailureAfter(failure_seen_)) {
+      failure_seen_ = failure->count;
+    }
+    RETURN_IF_ERROR(Begin(options_, deadline - clock_.Now(), *attachment_));
+    TakeBegin();
+  }
+  int bucket = 0;
+  return WaitUntil(
+      [&] {
+        while (bucket < num_buckets() &&
+               proto::StepOf(view().published(bucket)) >= weight_version_) {
+          ++bucket;
+        }
+        return bucket == num_buckets();
+      },
+      deadline, WaitFor::kPublish);
 }
 
 Worker::~Worker() {
   // In a forked child all of this is the parent's: threads that do not exist
   // here, a channel in an unknown state, a lease that must not end.
   if (getpid() != creator_pid_) (void)attachment_.release();
+}
+
+bool Worker::is_step_given() const {
+  return former_cursor_.has_value() && !is_committed_ &&
+         attachment_->begin.pushed_buckets_size() == num_buckets();
 }
 
 int64_t Worker::open_step() const {
@@ -182,7 +220,9 @@ std::string Worker::Describe(WaitFor reason) const {
       return absl::StrCat("during step ", open_step());
     case WaitFor::kPublish:
       return absl::StrCat("while the weights of step ",
-                          proto::StepOf(published_word_), " were on the way");
+                          published_word_ == 0 ? weight_version_
+                                               : proto::StepOf(published_word_),
+                          " were on the way");
     case WaitFor::kGather:
       return absl::StrCat("while weights of step ", weight_version_,
                           " were gathered");
@@ -267,8 +307,10 @@ absl::Status Worker::SyncOpen(absl::Time deadline) {
   // Committed already: all was in when the rank's former worker died.
   if (open <= word_ || view().committed() == word_) return absl::OkStatus();
   const bool is_same_step = proto::StepOf(open) == proto::StepOf(word_);
-  const bool is_untouched =
-      !attachment_->tracker.any_pushed() && !is_input_stored_;
+  // What was computed beside the shared memory would go with Share().
+  const bool is_untouched = !attachment_->tracker.any_pushed() &&
+                            !is_input_stored_ &&
+                            !attachment_->shadows_gradients;
   if (is_same_step && is_untouched) return Adopt(open, absl::OkStatus());
   return Voided(deadline);
 }
@@ -278,8 +320,9 @@ absl::Status Worker::Adopt(uint64_t open, const absl::Status& why) {
   word_ = open;
   is_committed_ = false;
   is_input_stored_ = false;
+  former_cursor_.reset();
   attachment_->tracker.Reset();
-  RETURN_IF_ERROR(ShareGradients());
+  RETURN_IF_ERROR(Share());
   if (why.ok()) return why;
   return WithResumeStep(why, proto::StepOf(open));
 }
@@ -318,13 +361,10 @@ absl::Status Worker::StoreGradient(int tensor) {
   return attachment_->gradients.Store(place.gradient_offset, place.size_bytes);
 }
 
-absl::Status Worker::ShareGradients() {
-  if (!attachment_->shadows_gradients) return absl::OkStatus();
-  const absl::Status shared = attachment_->gradients.Share();
+absl::Status Worker::Share() {
+  const absl::Status shared = ShareAll(*attachment_);
   // What is computed from here on would reach nobody.
-  if (!shared.ok()) return End(shared, "detached");
-  attachment_->shadows_gradients = false;
-  return absl::OkStatus();
+  return shared.ok() ? shared : End(shared, "detached");
 }
 
 absl::Status Worker::PushReady() {
@@ -389,13 +429,14 @@ absl::StatusOr<StepResult> Worker::Step(const StepRequest& request) {
     attachment_->connection.handle->RingDoorbell().IgnoreError();
     RETURN_IF_ERROR(WaitCommitted(deadline));
   }
-  cursor_ = open_cursor_;
+  cursor_ = former_cursor_.has_value() ? *former_cursor_ : open_cursor_;
+  former_cursor_.reset();
   is_committed_ = true;
   is_result_due_ = true;
   is_input_stored_ = false;
   published_word_ = word_;
   attachment_->tracker.Reset();
-  RETURN_IF_ERROR(ShareGradients());
+  RETURN_IF_ERROR(Share());
   return Conclude(request, deadline);
 }
 
@@ -486,9 +527,15 @@ bool Worker::IsHeld(int tensor) const {
   if (!holdings.are_gathered()) return true;
   if (!over_.ok() || !holdings.is_wanted(tensor)) return false;
   const UnitRange& range = holdings.range(tensor);
+  // A step that the former worker gave commits while it is computed again:
+  // from then on there are its weights only.
+  const int64_t gathered_version =
+      is_step_given() && attachment_->view.committed() == word_
+          ? proto::StepOf(word_)
+          : weight_version_;
   for (int u = range.first; range.first >= 0 && u <= range.last; ++u) {
     const uint64_t word = attachment_->view.held(u);
-    const int64_t version = holdings.is_frozen(u) ? 0 : weight_version_;
+    const int64_t version = holdings.is_frozen(u) ? 0 : gathered_version;
     if (!proto::IsHeldFor(word, holdings.request(u)) ||
         proto::StateOfHeld(word) != proto::HeldState::kHeld ||
         proto::VersionOfHeld(word) != version) {

@@ -86,6 +86,12 @@ class Worker {
   // Whether a job that existed goes on (initial values were not used).
   bool is_resumed() const { return attachment_->attach.resumed(); }
   int64_t open_step() const;  // the step to compute
+  // Whether this rank's former worker gave all of the open step. It is
+  // computed again, for what the caller keeps himself and for ranks that meet
+  // in it, over weights that stay as they were; what the former worker gave
+  // counts, its cursor too. Weights that are not resident do not stay: then
+  // what is computed may be of later ones.
+  bool is_step_given() const;
   int64_t generation() const { return proto::GenerationOf(word_); }
   int64_t weight_version() const { return weight_version_; }
   int64_t optimizer_step() const { return optimizer_step_; }
@@ -164,7 +170,9 @@ class Worker {
   absl::Status Adopt(uint64_t open, const absl::Status& why);
   absl::Status Voided(absl::Time deadline);
   absl::Status StoreGradient(int tensor);
-  absl::Status ShareGradients();
+  absl::Status Share();
+  void TakeBegin();
+  absl::Status Settle(absl::Time deadline);
   absl::Status PushReady();
   absl::Status WaitCommitted(absl::Time deadline);
   absl::Status CheckGathered(std::span<const int> tensors);
@@ -195,6 +203,7 @@ class Worker {
   int64_t weight_version_ = 0;
   int64_t optimizer_step_ = 0;
   std::string cursor_;
+  std::optional<std::string> former_cursor_;  // given for word_: counts
   std::string open_cursor_;  // these two were handed over with word_
   std::vector<proto::GroupValues> open_groups_;
   std::vector<int32_t> ready_;  // scratch

@@ -386,6 +386,118 @@ TEST_F(WorkerTest, SuccessorComputesBesideWhatWasPushed) {  // I19, I20
   EXPECT_EQ(shown(9), pushed) << "shared again";
 }
 
+// Step 5, all of which the former worker gave.
+FakeDaemon::Script GivenStep(bool has_input = true) {
+  FakeDaemon::Script script = FakeDaemon::DefaultScript();
+  script.begin.set_open_step(5);
+  script.begin.set_weight_version(4);
+  script.begin.set_cursor("after 4");
+  script.begin.add_pushed_buckets(0);
+  script.begin.add_pushed_buckets(1);
+  script.begin.set_has_step_input(has_input);
+  if (has_input) script.begin.set_step_cursor("after 5");
+  script.in_begin = [](FakeDaemon& daemon, v1::BeginReply& reply) {
+    daemon.Publish(SequenceWord(1, reply.weight_version()));
+    for (std::byte& byte : daemon.weights()) byte = std::byte(4);
+  };
+  return script;
+}
+
+TEST_F(WorkerTest, WeightsStayUnderAStepThatTheFormerWorkerGave) {  // I20
+  const uint64_t word = SequenceWord(1, 5);
+  const auto commit = [&] {
+    daemon_->Commit(word);
+    for (std::byte& byte : daemon_->weights()) byte = std::byte(5);
+    daemon_->Publish(word);
+  };
+  Start(GivenStep());
+  EXPECT_TRUE(worker_->is_step_given());
+  EXPECT_EQ(worker_->open_step(), 5);
+  EXPECT_EQ(worker_->cursor(), "after 4");
+  const std::byte* const place = worker_->params(0).data();
+  commit();
+  EXPECT_EQ(worker_->params(0)[0], std::byte(4));
+  EXPECT_EQ(worker_->weight_version(), 4);
+  const auto result = worker_->Step({.cursor = "computed again"});
+  ASSERT_THAT(result, IsOk());
+  EXPECT_EQ(result->step, 5);
+  EXPECT_EQ(daemon_->pushed(0), 0);
+  EXPECT_EQ(worker_->cursor(), "after 5");  // what counts
+  EXPECT_EQ(worker_->params(0)[0], std::byte(5));
+  EXPECT_EQ(worker_->params(0).data(), place);
+  EXPECT_FALSE(worker_->is_step_given());
+  EXPECT_EQ(worker_->open_step(), 6);
+
+  // A step whose input is missing cannot commit: nothing is copied.
+  worker_.reset();
+  Start(GivenStep(/*has_input=*/false));
+  EXPECT_FALSE(worker_->is_step_given());
+  commit();
+  EXPECT_EQ(worker_->params(0)[0], std::byte(5));
+  ASSERT_THAT(worker_->Step({.cursor = "mine"}), IsOk());
+  EXPECT_EQ(worker_->cursor(), "mine");
+}
+
+TEST_F(WorkerTest, AVoidedStepThatTheFormerWorkerGaveIsComputedAnew) {
+  Start(GivenStep());
+  for (std::byte& byte : daemon_->weights()) byte = std::byte(6);
+  daemon_->Fail(absl::StatusCode::kAborted, false, SequenceWord(1, 5), "again");
+  daemon_->Open(SequenceWord(2, 5));
+  const auto voided = worker_->Step({});
+  EXPECT_EQ(ResumeStep(voided.status()), 5);
+  EXPECT_FALSE(worker_->is_step_given());
+  EXPECT_EQ(worker_->params(0)[0], std::byte(6));
+  ASSERT_THAT(StepWith([&] { Serve(SequenceWord(2, 5)); }, {.cursor = "new"}),
+              IsOk());
+  EXPECT_EQ(worker_->cursor(), "new");
+}
+
+TEST_F(WorkerTest, AGivenStepThatEndsDuringTheOpeningIsNotComputed) {  // I20
+  FakeDaemon::Script script = GivenStep();
+  int begins = 0;
+  script.in_begin = [&begins, first = script.in_begin](FakeDaemon& daemon,
+                                                       v1::BeginReply& reply) {
+    if (++begins == 1) {
+      first(daemon, reply);
+      daemon.Commit(SequenceWord(1, 5));
+      return;  // as of before the commit
+    }
+    daemon.Publish(SequenceWord(1, 5));
+    reply.set_open_step(6);
+    reply.set_weight_version(5);
+    reply.set_cursor("after 5");
+    reply.clear_pushed_buckets();
+    reply.set_has_step_input(false);
+  };
+  Start(script);
+  EXPECT_EQ(begins, 2);
+  EXPECT_EQ(worker_->open_step(), 6);
+  EXPECT_EQ(worker_->cursor(), "after 5");
+  EXPECT_FALSE(worker_->is_step_given());
+  for (std::byte& byte : daemon_->weights()) byte = std::byte(9);
+  EXPECT_EQ(worker_->params(0)[0], std::byte(9)) << "shared again";
+  ASSERT_THAT(StepWith([&] { Serve(SequenceWord(1, 6)); }), IsOk());
+}
+
+TEST_F(WorkerTest, OpeningWaitsForTheWeightsOfTheStepBefore) {  // I2
+  FakeDaemon::Script script = FakeDaemon::DefaultScript();
+  script.begin.set_open_step(5);
+  script.begin.set_weight_version(4);
+  FakeDaemon late(script);
+  Options options = MakeOptions(late);
+  options.open_timeout = kShort;
+  EXPECT_THAT(Worker::Open(options),
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       "while the weights of step 4 were on the way"));
+  // In whatever generation they came.
+  script.begin.set_generation(3);
+  script.in_begin = [](FakeDaemon& daemon, v1::BeginReply&) {
+    daemon.Publish(SequenceWord(1, 4));
+  };
+  Start(script);
+  EXPECT_EQ(worker_->open_step(), 5);
+}
+
 TEST_F(WorkerTest, SuccessorFindsItsStepCommitted) {  // I19
   Start();
   daemon_->Commit(SequenceWord(1, 1));

@@ -158,6 +158,12 @@ absl::StatusOr<Segment> Segment::Map(UniqueFd fd, uint64_t size_bytes,
 }
 
 absl::Status Segment::MakePrivate() {
+  RETURN_IF_ERROR(Hold());
+  fd_.Reset();
+  return absl::OkStatus();
+}
+
+absl::Status Segment::Hold() {
   // In pieces, each moved into place at once: a reader never meets a hole.
   for (uint64_t done = 0; done < size_bytes_;) {
     const uint64_t piece = std::min(kPieceBytes, size_bytes_ - done);
@@ -177,7 +183,6 @@ absl::Status Segment::MakePrivate() {
     }
     done += piece;
   }
-  fd_.Reset();
   return absl::OkStatus();
 }
 

@@ -63,11 +63,13 @@ class Segment {
   // ResourceExhausted if there is no memory for it; then some of the bytes
   // may still be shared.
   absl::Status MakePrivate();
+  // The same until Share, which needs the fd.
+  absl::Status Hold();
 
   // From now on what is written stays here, under the same addresses; what is
   // not written is still the sharers'. For a successor that computes again
   // what others may be reading. `Store` shows them a range of it, `Share`
-  // ends it and shows what they have. Not after MakePrivate.
+  // ends either and shows what they have. Not after MakePrivate.
   absl::Status Shadow();
   absl::Status Store(uint64_t offset, uint64_t size_bytes);
   absl::Status Share();

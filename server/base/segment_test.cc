@@ -105,6 +105,24 @@ TEST(SegmentTest, APrivateCopyIsFrozen) {
   EXPECT_EQ(segment->bytes()[kSize - 1], std::byte{2});
 }
 
+TEST(SegmentTest, AHeldOneIsFrozenUntilItIsShared) {
+  auto segment = Segment::Create("test", 5000);
+  ASSERT_THAT(segment, IsOk());
+  segment->bytes()[7] = std::byte{1};
+  auto view = Segment::Map(*segment->OpenReadOnly(), 5000, Access::kReadOnly);
+  ASSERT_THAT(view, IsOk());
+  const std::byte* const place = view->bytes().data();
+  ASSERT_THAT(view->Hold(), IsOk());
+  segment->bytes()[7] = std::byte{2};
+  segment->bytes()[4999] = std::byte{2};
+  EXPECT_EQ(view->bytes()[7], std::byte{1});
+  EXPECT_EQ(view->bytes()[4999], std::byte{});
+  ASSERT_THAT(view->Share(), IsOk());
+  EXPECT_EQ(view->bytes()[7], std::byte{2});
+  EXPECT_EQ(view->bytes()[4999], std::byte{2});
+  EXPECT_EQ(view->bytes().data(), place);
+}
+
 TEST(SegmentTest, AReadOnlyFdCannotBeMappedWritable) {
   auto segment = Segment::Create("test", 4096);
   ASSERT_THAT(segment, IsOk());

@@ -108,6 +108,10 @@ TEST(ConvertTest, BeginReplyCarriesEveryField) {
   EXPECT_EQ(proto.cursor().size(), 3);
   EXPECT_EQ(proto.groups(0).momentum(), 0.9);
   EXPECT_EQ(proto.pushed_buckets(1), 4);
+  EXPECT_FALSE(proto.has_step_input());
+  reply.step_cursor = "seven";
+  EXPECT_TRUE(ToProto(reply).has_step_input());
+  EXPECT_EQ(ToProto(reply).step_cursor(), "seven");
 }
 
 }  // namespace

@@ -77,6 +77,7 @@ struct BeginReply {
   std::string cursor;  // this rank's, committed with open_step - 1
   std::vector<kernels::HyperParameters> groups;  // of the last committed step
   std::vector<int32_t> pushed_buckets;           // in already for open_step
+  std::optional<std::string> step_cursor;  // the input of open_step is in too
 };
 
 }  // namespace ballast::session

@@ -382,6 +382,7 @@ void LocalJob::AnswerBegin(LocalRank rank) {
       reply.pushed_buckets.push_back(static_cast<int32_t>(b));
     }
   }
+  if (slot.HasInput(open_->word())) reply.step_cursor = slot.open_cursor();
   std::exchange(slot.begin_done, nullptr)(std::move(reply));
 }
 

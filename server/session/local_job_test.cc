@@ -225,6 +225,7 @@ TEST_F(LocalJobTest, ReplacementIsToldStepCursorAndPushedBuckets) {
   EXPECT_EQ(begin->optimizer_step, 1);
   EXPECT_EQ(begin->groups[0].lr, 0.25);
   EXPECT_THAT(begin->pushed_buckets, ElementsAre(2));
+  EXPECT_EQ(begin->step_cursor, std::nullopt);
   EXPECT_EQ(observer_.all_ready, 2);
   // Its control block says the same.
   EXPECT_EQ(processes_[2].daemon()->open.load(), Word(1, 2));
@@ -243,6 +244,33 @@ TEST_F(LocalJobTest, ReplacementIsToldStepCursorAndPushedBuckets) {
   processes_[2].pushed(0)->store(Word(1, 2));
   job_->OnDoorbell(LocalRank(1));
   EXPECT_THAT(observer_.pushes, ElementsAre(Pushed{1, 0}));
+}
+
+TEST_F(LocalJobTest, ReplacementIsToldWhatItsFormerWorkerHandedOver) {
+  Start();
+  processes_[1].StoreInput(Word(1, 1), 0.25, "at 1");
+  for (int b = 0; b < 3; ++b) Push(1, b, Word(1, 1));
+  const auto begin_again = [&](int process) {
+    job_->OnLinkGone(LocalRank(1), absl::UnavailableError("died"));
+    links_.push_back(std::make_unique<FakeLink>(&processes_[process], 202));
+    EXPECT_THAT(job_->Attach(LocalRank(1), links_.back().get(), false), IsOk());
+    absl::StatusOr<BeginReply> begin;
+    job_->Begin(LocalRank(1),
+                [&](absl::StatusOr<BeginReply> r) { begin = std::move(r); });
+    return begin;
+  };
+  auto begin = begin_again(2);
+  ASSERT_THAT(begin, IsOk());
+  EXPECT_THAT(begin->pushed_buckets, ElementsAre(0, 1, 2));
+  EXPECT_EQ(begin->cursor, "");
+  EXPECT_EQ(begin->step_cursor, "at 1");
+  // Of a step that was voided nothing is in.
+  job_->Aborted(Step(1), Generation(2), absl::AbortedError("again"));
+  job_->Open(Generation(2), Step(1));
+  begin = begin_again(1);
+  ASSERT_THAT(begin, IsOk());
+  EXPECT_THAT(begin->pushed_buckets, IsEmpty());
+  EXPECT_EQ(begin->step_cursor, std::nullopt);
 }
 
 TEST_F(LocalJobTest, AnAbortIsToldTogetherWithTheNewGeneration) {

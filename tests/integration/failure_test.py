@@ -1,6 +1,8 @@
 """Processes that die, stop and fork: nothing hangs, nothing is left, and a
 replaced worker changes no bit."""
 
+import contextlib
+import io
 import os
 import signal
 import sys
@@ -152,6 +154,48 @@ class WorkerDeathTest(lab.TestCase):
             self.assertTrue(np.all(s.params["w"] == -0.5))
         self.assertLess(time.monotonic() - began, lab.PATIENCE / 2)
         lab.poll(lambda: self.daemon.memfds() == 0, "the job is freed")
+
+    def test_replaced_after_it_gave_its_step(self):  # I19, I20
+        tensors = {"w": np.zeros(3, np.float32)}
+
+        def survive():
+            session = self.daemon.session(1, 2, tensors)
+            session.grads["w"][...] = 2
+            self.assertTrue(go.wait(lab.PATIENCE))
+            session.step()
+            gone.set()
+            session.grads["w"][...] = 1
+            session.step()
+            session.close()
+
+        go, gone = threading.Event(), threading.Event()
+        survivor = lab.in_background(survive)
+        first = self.daemon.session(0, 2, tensors)
+        first.grads["w"][...] = 4
+        self.assertRaisesWith(ballast.DeadlineExceeded, "rank 1",
+                              lambda: first.step(b"first life", timeout=1))
+        first.detach()
+        told = io.StringIO()
+        with contextlib.redirect_stderr(told):
+            session = self.daemon.session(0, 2, tensors)
+        self.assertIn("goes on at step 1 (rank 0); its former worker gave",
+                      told.getvalue())
+        self.assertTrue(session.step_is_given)
+        weights = session.params["w"]
+        session.grads["w"][...] = 100  # counts for nothing
+        go.set()
+        self.assertTrue(gone.wait(lab.PATIENCE))
+        self.assertBitsEqual(weights, np.zeros(3, np.float32))
+        self.assertEqual(session.step(b"computed again").step, 1)
+        self.assertEqual(session.cursor, b"first life")
+        self.assertFalse(session.step_is_given)
+        self.assertBitsEqual(weights, np.full(3, -3, np.float32))
+        session.grads["w"][...] = 1
+        session.step(b"mine")
+        self.assertEqual(session.cursor, b"mine")
+        self.assertBitsEqual(weights, np.full(3, -4, np.float32))
+        session.close()
+        survivor()
 
     def test_a_new_run_does_not_wait_for_a_replacement(self):
         tensors = {"w": np.zeros(3, np.float32)}

@@ -267,6 +267,44 @@ class GatherTest(nodes.NodesCase):
         self.assertIn("node 1", str(errors[0]))
         self.assertIsInstance(errors[1], ballast.Unavailable)
 
+    def test_a_step_that_a_former_worker_gave(self):  # I23
+        """It commits while its replacement gathers for it: there are only
+        newer weights then, and what the former worker gave counts."""
+        daemon = self.start_daemon()
+        tensors = {"w": np.zeros(3, np.float32)}
+
+        def open_one(rank):
+            return daemon.session(rank, 2, tensors,
+                                  exchange={"secondary_partition": "none"})
+
+        def survive():
+            with open_one(1) as session:
+                self.assertTrue(go.wait(lab.PATIENCE))
+                session.step()
+                gone.set()
+
+        go, gone = threading.Event(), threading.Event()
+        survivor = lab.in_background(survive)
+        first = open_one(0)
+        first.grads["w"][...] = 2
+        self.assertRaisesWith(ballast.DeadlineExceeded, "rank 1",
+                              lambda: first.step(b"first life", timeout=1))
+        first.detach()
+        with open_one(0) as session:
+            self.assertTrue(session.step_is_given)
+            session.gather(["w"])
+            self.assertBitsEqual(session.params["w"], np.zeros(3, np.float32))
+            go.set()
+            self.assertTrue(gone.wait(lab.PATIENCE))
+            session.release(["w"])
+            session.gather(["w"])
+            self.assertBitsEqual(session.params["w"],
+                                 np.full(3, -1, np.float32))
+            self.assertEqual(session.step(b"again").step, 1)
+            self.assertEqual(session.cursor, b"first life")
+            self.assertTrue(session.is_held("w"))
+        survivor()
+
 
 if __name__ == "__main__":
     sys.exit(unittest.main(verbosity=2))

@@ -81,6 +81,29 @@ def run_ranks(world, function):
     return results
 
 
+def in_background(function, *arguments):
+    """Runs it on a thread; the result waits for its end, bounded, and
+    raises what it raised."""
+    errors = []
+
+    def run():
+        try:
+            function(*arguments)
+        except BaseException as error:  # pylint: disable=broad-except
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+
+    def join():
+        thread.join(2 * PATIENCE)
+        if errors:
+            raise errors[0]
+        if thread.is_alive():
+            raise AssertionError("what runs in the background hangs")
+    return join
+
+
 class Daemon:
     """One ballastd in its own directory."""
 

@@ -13,7 +13,7 @@ from typing import (Any, Callable, Generator, List, NamedTuple, Optional,
 
 from . import errors
 
-_ABI_MAJOR, _ABI_MINOR = 0, 5
+_ABI_MAJOR, _ABI_MINOR = 0, 6
 _CANCELLED = 1
 ALL_TENSORS = (1 << (8 * ctypes.sizeof(c_size_t))) - 1
 
@@ -43,7 +43,8 @@ class InfoStruct(ctypes.Structure):
     _fields_ = [("open_step", c_int64), ("weight_version", c_int64),
                 ("optimizer_step", c_int64), ("generation", c_int64),
                 ("resumed", c_int32), ("num_buckets", c_int32),
-                ("num_groups", c_int32), ("num_tensors", c_int32)]
+                ("num_groups", c_int32), ("num_tensors", c_int32),
+                ("step_is_given", c_int32), ("reserved", c_int32)]
 
 
 class ResultStruct(ctypes.Structure):

@@ -165,10 +165,12 @@ class Session:
                 lambda name: self._handle.is_held(self._index[name]))
         self.grads = Views(*self._views(False))
         if self.resumed:
-            print("ballast: job %s goes on at step %d (rank %d); initial "
+            given = ("; its former worker gave that step: what it gave counts"
+                     if info.step_is_given else "")
+            print("ballast: job %s goes on at step %d (rank %d)%s; initial "
                   "values are not used%s"
-                  % (self.job, info.open_step, self.rank, self._take_groups()),
-                  file=sys.stderr)
+                  % (self.job, info.open_step, self.rank, given,
+                     self._take_groups()), file=sys.stderr)
 
     def _take_groups(self) -> str:
         """Takes the held job's hyperparameters; says which of the given ones
@@ -216,6 +218,15 @@ class Session:
     def open_step(self) -> int:
         """The step to compute; the first of a job is 1."""
         return self._handle.info().open_step
+
+    @property
+    def step_is_given(self) -> bool:
+        """Whether this rank's former worker gave all of the open step. It is
+        computed again like any other, for what this process keeps and for
+        ranks that meet in it; `params` stay as they were meanwhile (weights
+        that are not resident do not). What that worker gave counts: `cursor`
+        is its own after step()."""
+        return bool(self._handle.info().step_is_given)
 
     @property
     def weight_version(self) -> int:
