@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 import unittest
 import unittest.mock
 
@@ -244,6 +245,120 @@ o.close()
         self.assertEqual(first, "first 5 True")
         self.assertNotIn("held", output)
         self.assertEqual(leave("steps", 1)[0], "first 1 False")
+
+
+_GIVEN = 3  # the step in which the first life ends
+
+
+@unittest.skipIf(torch is None, "no torch")
+class GivenStepTest(lab.TestCase):
+    """A worker leaves after it has handed its step over; its replacement is
+    in the middle of that step's forward when it commits, and its weights are
+    published."""
+
+    def scene(self, disturbed, who=0, passes=1, **options):
+        """Losses and final state of rank `who`."""
+        daemon = self.start_daemon()
+        start = {step: threading.Event() for step in range(1, _STEPS + 1)}
+        done = {step: threading.Event() for step in range(1, _STEPS + 1)}
+        # Building seeds the generator of the process: one after the other.
+        models = [build() for _ in range(3)]
+        other = lab.in_background(self.accompany, models.pop(), daemon,
+                                  1 - who, passes, start, done, options)
+        losses = []
+
+        def live(last):
+            model = models.pop()
+            optimizer = self.optimizer(model, daemon, who, options)
+            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+            optimizer.track(scheduler)
+            torch.manual_seed(9)
+            given = optimizer.session.step_is_given
+            self.assertEqual(given, last > _GIVEN and disturbed)
+            for step in optimizer.steps(last):
+                if given:  # of the first turn
+
+                    def commit(*_unused, step=step):
+                        start[step].set()
+                        self.assertTrue(done[step].wait(lab.PATIENCE))
+                    hook = model[0].register_forward_pre_hook(commit)
+                elif last > _GIVEN or step < _GIVEN:
+                    start[step].set()
+                for _ in range(passes):
+                    loss = model(torch.randn(8, 6)).pow(2).mean()
+                    loss.backward()
+                    losses.append(loss.item())
+                if step == last == _GIVEN:
+                    with self.assertRaises(ballast.DeadlineExceeded) as late:
+                        optimizer.step(timeout=1, cursor=b"first life")
+                    self.assertNotIn("rank %d" % who, str(late.exception))
+                    losses[-passes:] = []  # to be told by the second life
+                    optimizer.detach()
+                    return
+                optimizer.step(cursor=b"at %d" % step)
+                if given:
+                    hook.remove()
+                    given = False
+                    self.assertEqual(optimizer.cursor, b"first life")
+                optimizer.zero_grad()
+                scheduler.step()
+            state = [v.clone() for _, v in sorted(model.state_dict().items())]
+            optimizer.close()
+            return state
+
+        if disturbed:
+            live(_GIVEN)
+        state = live(_STEPS)
+        other()
+        return losses, state
+
+    def optimizer(self, model, daemon, rank, options):
+        return ballast.torch.Optimizer(
+            model.parameters(), "adamw", model=model, lr=0.01, job="job",
+            timeout=lab.PATIENCE, address=daemon.address, rank=rank,
+            world_size=2, **options)
+
+    def accompany(self, model, daemon, rank, passes, start, done, options):
+        """The other rank: uses no random number, they are the process's."""
+        model[3].p = 0.0
+        optimizer = self.optimizer(model, daemon, rank, options)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+        for step in optimizer.steps(_STEPS):
+            self.assertTrue(start[step].wait(2 * lab.PATIENCE))
+            for _ in range(passes):
+                images = torch.linspace(-1, step, 48).view(8, 6)
+                model(images).pow(2).mean().backward()
+            optimizer.step()
+            optimizer.session.wait()
+            done[step].set()
+            optimizer.zero_grad()
+            scheduler.step()
+        optimizer.close()
+
+    def test_it_ends_as_if_nobody_had_left(self):  # I20
+        for options in ({}, {"who": 1}, {"overlap": True},
+                        {"overlap": True, "passes": 2,
+                         "backward_passes_per_step": 2}):
+            with self.subTest(options):
+                losses, state = self.scene(False, **options)
+                again, ends = self.scene(True, **options)
+                self.assertEqual(losses, again)
+                for ours, theirs in zip(ends, state):
+                    self.assertTrue(torch.equal(ours, theirs))
+
+    def test_weights_that_change_would_be_seen(self):  # negative control
+        losses, state = self.scene(False)
+        with unittest.mock.patch.object(
+                ballast.torch._weights.Weights, "_copy", lambda *_: None):
+            again, ends = self.scene(True)
+            self.assertNotEqual(losses, again)
+            # What the first life committed counts nevertheless.
+            self.assertTrue(all(map(torch.equal, ends, state)))
+            with unittest.mock.patch.object(
+                    ballast.torch._state.State, "adopt",
+                    lambda self, _: self.committed(b"first life")):
+                ends = self.scene(True)[1]
+            self.assertFalse(all(map(torch.equal, ends, state)))
 
 
 if __name__ == "__main__":

@@ -463,6 +463,9 @@ class Gathered:
                 part.version = part.entry.parameter._version
         self.drop_pages()
 
+    def drop_copy(self) -> None:
+        """Nothing: what is not resident is not copied."""
+
     def drop_pages(self) -> None:
         if isinstance(self._memory, mmap.mmap):
             self._memory.madvise(mmap.MADV_DONTNEED)

@@ -149,6 +149,20 @@ class State:
 
     def resume(self, cursor: bytes) -> None:
         """Takes over what the rank committed last."""
+        state = self._take(cursor)
+        self._resumed = state["tracked"]
+        self._is_resumed = True
+
+    def adopt(self, cursor: bytes) -> None:
+        """After a step that was computed twice, by a former worker of this
+        rank too: what that one committed counts."""
+        state = self._take(cursor)
+        for tracked in self._tracked:
+            if tracked.name in state["tracked"]:
+                tracked.thing.load_state_dict(state["tracked"][tracked.name])
+            tracked.committed()
+
+    def _take(self, cursor: bytes) -> Dict[str, Any]:
         state = _pack.loads(cursor)
         if not isinstance(state, dict) or state.get("format") != _FORMAT or \
                 not _PARTS <= set(state):
@@ -157,7 +171,6 @@ class State:
                 "library: end the job (ballastctl, or close()) or use that "
                 "version")
         self.user = state["user"]
-        self._resumed = state["tracked"]
         try:
             self._top = {"random": _unpacked(state["random"]),
                          "buffers": state["buffers"]}
@@ -166,13 +179,16 @@ class State:
                 struct.error) as error:
             raise errors.InvalidArgument(
                 "the job's cursor is damaged: %s" % error) from error
-        self._is_resumed = True
+        return state
 
     def _restore(self, state: Dict[str, Any]) -> None:
         _set_random_state(state["random"])
         buffers = self._buffers()
+        # Of those that have not changed nothing was carried.
+        values = {name: self._initial[name] for name in buffers}
+        values.update(state["buffers"])
         with torch.no_grad():
-            for name, value in state["buffers"].items():
+            for name, value in values.items():
                 buffer = buffers.get(name)
                 if buffer is None or buffer.shape != value.shape:
                     raise errors.InvalidArgument(

@@ -71,6 +71,9 @@ class Weights:
                 self._share(entry, place.offset)
         self._watched = [_Watched(entry, index, place.offset) for index,
                          (entry, place) in enumerate(zip(entries, places))]
+        self._is_copy = False
+        if session.step_is_given:
+            self._copy(session)
 
     def _address(self) -> int:
         if self._memory is None:
@@ -85,6 +88,16 @@ class Weights:
         view = torch.frombuffer(self._memory, dtype=parameter.dtype,
                                 count=parameter.numel(), offset=offset)
         parameter.data = view.view(parameter.shape)
+
+    def _copy(self, session: Any) -> None:
+        """The step that is computed may commit meanwhile: until it has, the
+        private pages show the weights that the session has kept for it."""
+        self._is_copy = True
+        for watched in self._watched:
+            if watched.size_bytes:
+                np.frombuffer(self._memory, np.uint8, watched.size_bytes,
+                              watched.offset)[:] = session.params[
+                                  watched.entry.name].reshape(-1).view(np.uint8)
 
     def check(self) -> None:
         """Refuses parameters that were edited or replaced."""
@@ -107,17 +120,24 @@ class Weights:
                 raise self._explain(watched.entry, False)
 
     def _first_private_page(self) -> Optional[int]:
-        if not self.sees_silent_writes:
+        if self._is_copy or not self.sees_silent_writes:
             return None
         return first_private_page(self._memory, self._base)
 
     def published(self) -> None:
         """New weights are there, or on their way: a backward through a graph
         of the old ones must fail with PyTorch's own error (I1)."""
+        self.drop_copy()
         with torch.no_grad():
             for watched in self._watched:
                 watched.empty_view.zero_()
                 watched.version = watched.entry.parameter._version
+
+    def drop_copy(self) -> None:
+        """The step that it was for is over."""
+        if self._is_copy and self._memory is not None:
+            self._memory.madvise(mmap.MADV_DONTNEED)
+        self._is_copy = False
 
     def drop_edits(self) -> None:
         """Private pages go; what is published shows again."""

@@ -436,13 +436,17 @@ class Optimizer(torch.optim.Optimizer):
         except errors.Error as error:
             if error.resume_step is not None:
                 self._is_repeat = True
+                self._weights.drop_copy()
                 self._forget()
             raise
 
     def _conclude(self) -> None:
         self._early = None
         self._weights.published()
-        self._state.committed(self._pending_user)
+        if self.session.cursor == self._pending:
+            self._state.committed(self._pending_user)
+        else:  # this rank's former worker gave the step
+            self._state.adopt(self.session.cursor)
         self._forget()
         if self._overlap is not None:
             self._overlap.committed()
