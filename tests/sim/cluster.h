@@ -15,6 +15,7 @@
 #ifndef TESTS_SIM_CLUSTER_H_
 #define TESTS_SIM_CLUSTER_H_
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -50,6 +51,7 @@ struct Result {
   uint64_t trace_hash = 0;
   std::vector<uint64_t> weights;  // hash by version, as the workers saw them
   int faults = 0;                 // that really happened
+  std::array<int, Fault::kNumKinds> faults_by_kind{};
   int aborts = 0;
   uint64_t wire_bytes = 0;  // between nodes
   uint64_t heals = 0;       // of chunks, on all nodes
@@ -77,6 +79,7 @@ class Cluster final : public SimWorld {
 
   // For tests that look at a job on its way: then clock().RunFor(…).
   void Start();
+  const Result& so_far() const { return result_; }
   daemon::Node& node(int rank) { return *daemons_[rank]->node; }
   transport::InprocPeerNetwork& frames() { return peers_; }
 
@@ -118,6 +121,7 @@ class Cluster final : public SimWorld {
   void CheckOwnership();
   void CheckResident();
   void CheckOnes(int node, int64_t version);
+  bool IsExpected(const absl::Status& outcome) const;
   void CheckEnds();
   void CheckNothingIsLeft();
 

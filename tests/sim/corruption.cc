@@ -1,5 +1,6 @@
 #include "tests/sim/corruption.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <span>
 #include <utility>
@@ -46,6 +47,13 @@ void Corruption::OnAllPushed(WorkerId id, int64_t step) {
     const bool is_now = fault->is_early || random_.Below(4) == 0;
     Try(node, *fault, step, is_now ? 0 : static_cast<int>(random_.Below(40)));
   }
+}
+
+int Corruption::CountLate(bool may_miss) const {
+  return static_cast<int>(
+      std::count_if(late_.begin(), late_.end(), [may_miss](const auto& late) {
+        return late.second.may_miss == may_miss;
+      }));
 }
 
 bool Corruption::Fits(const Fault& fault, int node, size_t index,

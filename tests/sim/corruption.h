@@ -32,9 +32,12 @@ class Corruption {
 
   void OnAllPushed(WorkerId id, int64_t step);
   // Bits that came too late in their step, and wait for the next.
-  size_t num_waiting() const { return late_.size(); }
+  int num_waiting() const { return CountLate(/*may_miss=*/false); }
+  // And those that may never come.
+  int num_missed() const { return CountLate(/*may_miss=*/true); }
 
  private:
+  int CountLate(bool may_miss) const;
   void Try(int node, const Fault& fault, int64_t step, int polls);
   // Whether the chunk is one that the fault speaks of.
   static bool Fits(const Fault& fault, int node, size_t index,

@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "kernels/kernels.h"
 #include "tests/sim/cluster.h"
+#include "tests/sim/random_schedule.h"
 #include "tests/sim/scenario.h"
 
 namespace ballast::sim {
@@ -17,6 +19,10 @@ Result RunOnce(const Scenario& scenario, uint64_t seed);
 
 // Twice; a run whose trace differs from the first is a violation.
 Result RunTwice(const Scenario& scenario, uint64_t seed);
+
+// A drawn schedule, also twice; with broken kernels it is a negative control.
+Result RunSchedule(const Schedule& schedule, uint64_t seed,
+                   const kernels::Kernels& kernels);
 
 // All *.txt of a directory, by name.
 absl::StatusOr<std::vector<Scenario>> LoadScenarios(const std::string& path);

@@ -1,5 +1,7 @@
 #include "tests/sim/scenario.h"
 
+#include <algorithm>
+#include <iterator>
 #include <map>
 #include <utility>
 
@@ -170,7 +172,7 @@ absl::Status ParseLink(Line* line, Scenario* scenario) {
   return absl::OkStatus();
 }
 
-// [chunk C | owner | member] [early] [unseen]
+// [chunk C | owner | member] [early] [unseen] [maybe]
 absl::Status ParseCorruption(Line* line, Fault* fault) {
   if (line->Is("chunk")) {
     ASSIGN_OR_RETURN(fault->chunk, Integer<size_t>(line->Take()));
@@ -181,26 +183,28 @@ absl::Status ParseCorruption(Line* line, Fault* fault) {
   }
   fault->is_early = line->Is("early");
   fault->is_unseen = line->Is("unseen");
+  fault->may_miss = line->Is("maybe");
   if (fault->is_unseen && !fault->is_early) {
     return absl::InvalidArgumentError("only what is early can be unseen");
   }
   return absl::OkStatus();
 }
 
+// In the order of Fault::Kind.
+constexpr std::string_view kFaultNames[] = {
+    "nan", "infinity", "lr", "crash", "kill", "slow", "cut", "corrupt"};
+static_assert(std::size(kFaultNames) == Fault::kNumKinds);
+
 // at step S WHAT (rank R | node N) [value] [for|back after DURATION]
 absl::Status ParseFault(Line* line, Scenario* scenario) {
-  const std::map<std::string, Fault::Kind> kinds = {
-      {"nan", Fault::Kind::kNan},         {"infinity", Fault::Kind::kInfinity},
-      {"lr", Fault::Kind::kValue},        {"crash", Fault::Kind::kCrash},
-      {"kill", Fault::Kind::kDaemonDies}, {"slow", Fault::Kind::kSlow},
-      {"cut", Fault::Kind::kPartition},   {"corrupt", Fault::Kind::kCorrupt},
-  };
   Fault fault;
   if (!line->Is("step")) return absl::InvalidArgumentError("at step S …");
   ASSIGN_OR_RETURN(fault.step, Integer<int64_t>(line->Take()));
-  const auto kind = kinds.find(line->Take());
-  if (kind == kinds.end()) return absl::InvalidArgumentError("unknown fault");
-  fault.kind = kind->second;
+  const auto* const name = std::ranges::find(kFaultNames, line->Take());
+  if (name == std::end(kFaultNames)) {
+    return absl::InvalidArgumentError("unknown fault");
+  }
+  fault.kind = static_cast<Fault::Kind>(name - std::begin(kFaultNames));
   const bool is_node = line->Is("node");
   if (!is_node && !line->Is("rank")) {
     return absl::InvalidArgumentError("rank R or node N is missing");
@@ -277,6 +281,8 @@ absl::Status ParseLine(Line* line, Scenario* scenario) {
     if (!line->Is("rank")) return absl::InvalidArgumentError("absent rank R");
     ASSIGN_OR_RETURN(scenario->absent.emplace_back(),
                      Integer<int>(line->Take()));
+  } else if (word == "snapshot_every") {
+    ASSIGN_OR_RETURN(scenario->snapshot_every, Integer<int64_t>(line->Take()));
   } else if (word == "link") {
     RETURN_IF_ERROR(ParseLink(line, scenario));
   } else if (word == "at") {
@@ -291,6 +297,10 @@ absl::Status ParseLine(Line* line, Scenario* scenario) {
 }
 
 }  // namespace
+
+std::string_view Name(Fault::Kind kind) {
+  return kFaultNames[static_cast<size_t>(kind)];
+}
 
 absl::StatusOr<Scenario> ParseScenario(std::string_view name,
                                        std::string_view text) {

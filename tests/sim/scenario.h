@@ -3,6 +3,7 @@
 #ifndef TESTS_SIM_SCENARIO_H_
 #define TESTS_SIM_SCENARIO_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -23,7 +24,7 @@ inline constexpr char kJobName[] = "job";
 enum class PushOrder { kLayout, kReverse, kRandom };
 
 struct Fault {
-  enum class Kind {
+  enum class Kind : uint8_t {
     kNan,         // rank's gradient holds a NaN (once)
     kInfinity,    // or an infinity
     kValue,       // rank passes another lr, until it is told
@@ -33,6 +34,7 @@ struct Fault {
     kPartition,   // node is cut off from the others
     kCorrupt,     // a bit of the node's published weights flips
   };
+  static constexpr size_t kNumKinds = 8;
   Kind kind;
   int64_t step = 1;
   int where = 0;  // rank, or node
@@ -44,7 +46,11 @@ struct Fault {
   std::optional<bool> is_own;
   bool is_early = false;   // before the vote; else at any moment
   bool is_unseen = false;  // and the node takes it for what it wrote
+  bool may_miss = false;   // if all chunks are written again before
 };
+
+// As scenarios say it: "crash".
+std::string_view Name(Fault::Kind kind);
 
 struct Scenario {
   std::string name = "unnamed";
@@ -74,7 +80,8 @@ struct Scenario {
   // The version that is stored, and gone on from; 0: initial values are given.
   int64_t first_version = 0;
   std::vector<Fault> faults;
-  // Empty: the job ends well. Otherwise what the error says.
+  // Empty: the job ends well. Otherwise what the error says: A, or one of
+  // A or B.
   std::string expect_failure;
 
   int world_size() const { return nodes * workers; }

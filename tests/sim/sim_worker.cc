@@ -186,7 +186,9 @@ void SimWorker::OnBegun(absl::StatusOr<session::BeginReply> reply) {
                                      reply->cursor, "\" at step ", step_));
   }
   is_scheduled_.assign(num_buckets, false);
-  read_version_.assign(num_buckets, -1);
+  // One that comes back while the last step is being published is told of
+  // older versions too, which are being overwritten.
+  read_version_.assign(num_buckets, step_ - 2);
   num_pushed_ = 0;
   for (const int32_t bucket : reply->pushed_buckets) {
     is_scheduled_[bucket] = true;

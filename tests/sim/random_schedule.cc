@@ -1,0 +1,257 @@
+#include "tests/sim/random_schedule.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <initializer_list>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "server/base/random.h"
+
+namespace ballast::sim {
+namespace {
+
+constexpr std::pair<std::string_view, Profile> kProfiles[] = {
+    {"fast", Profile::kFast},
+    {"slow", Profile::kSlow},
+    {"death", Profile::kDeath},
+    {"disk", Profile::kDisk},
+};
+
+class Drawing {
+ public:
+  Drawing(Profile profile, uint64_t seed)
+      : profile_(profile),
+        is_slow_(profile == Profile::kSlow),
+        random_(seed * 4 + static_cast<uint64_t>(profile)) {}
+
+  Schedule Draw() {
+    DrawShape();
+    DrawExchange();
+    DrawModel();
+    DrawPipeline();
+    DrawNetwork();
+    DrawFaults();
+    Schedule schedule;
+    if (profile_ == Profile::kDisk) DrawDisk(&schedule);
+    schedule.text = absl::StrCat(Shape(nodes_, workers_, steps_), text_);
+    return schedule;
+  }
+
+ private:
+  int Below(int bound) { return static_cast<int>(random_.Below(bound)); }
+  int Between(int least, int most) { return least + Below(most - least + 1); }
+  bool OneIn(int n) { return Below(n) == 0; }
+  std::string Pick(std::initializer_list<const char*> of) {
+    return *(of.begin() + Below(static_cast<int>(of.size())));
+  }
+  template <typename... Parts>
+  void Say(const Parts&... parts) {
+    absl::StrAppend(&text_, parts..., "\n");
+  }
+  static std::string Shape(int nodes, int workers, int steps) {
+    return absl::StrCat("nodes ", nodes, "\nworkers ", workers, "\nsteps ",
+                        steps, "\n");
+  }
+
+  void DrawShape() {
+    const int least = profile_ == Profile::kDeath ? 2 : 1;
+    nodes_ = Between(least, is_slow_ ? 5 : 3);
+    workers_ = Between(1, is_slow_ ? 4 : 2);
+    steps_ = is_slow_ ? Between(8, 16) : Between(4, 7);
+  }
+
+  void DrawExchange() {
+    exchange_ = Pick({"exact", "exact", "zeropp", "delta4", "delta2",
+                      "weights.mode=delta weights.codec=int8",
+                      "weights.codec=int8 gradients.codec=int8"});
+    is_exact_ = exchange_ == "exact";
+    is_delta_ = absl::StrContains(exchange_, "delta");
+    std::string more;
+    // Such jobs keep no snapshots.
+    if (!is_delta_ && profile_ != Profile::kDisk && OneIn(4)) {
+      gathers_ = true;
+      absl::StrAppend(&more, " secondary_partition=none");
+    }
+    if (!is_exact_) {
+      if (OneIn(3)) {
+        absl::StrAppend(&more,
+                        " gradients.rounding=stochastic seed=", Below(1000));
+      }
+      const bool has_gradient_codec =
+          !absl::StartsWith(exchange_, "weights.mode");
+      const bool goes_on = profile_ == Profile::kDisk;
+      if (has_gradient_codec && !goes_on && OneIn(3)) {
+        absl::StrAppend(&more, " gradients.error_feedback=true");
+      }
+      if (!gathers_ && !goes_on && OneIn(4)) {
+        absl::StrAppend(&more,
+                        " max_relative_error=", Pick({"0.001", "0.05", "0.3"}),
+                        " metering.one_in=", Between(1, 4));
+      }
+      // Presets leave small tensors unquantized, and here all are small.
+      if (OneIn(2)) absl::StrAppend(&more, " override:a=int8");
+      if (is_delta_ || OneIn(2)) absl::StrAppend(&more, " override:b=int4");
+    }
+    Say("exchange ", exchange_, more);
+  }
+
+  void DrawModel() {
+    const auto dtype = [this] {
+      return Pick({"float32", "float32", "bfloat16", "float16"});
+    };
+    const bool has_groups = OneIn(2);
+    const char* const second = has_groups ? " group 1" : "";
+    Say("tensor a ", dtype(), " ", Between(1, 4), "x", Between(1, 7001));
+    // With deltas every node has a chunk of it, to be damaged.
+    Say("tensor b ", dtype(), " ",
+        Between(is_delta_ ? 20'001 : 1, is_slow_ || is_delta_ ? 30'001 : 9001),
+        second);
+    if (OneIn(2))
+      Say("tensor base ", dtype(), " ", Between(1, 5000), " frozen");
+    if (OneIn(2)) Say("tensor s ", dtype(), " scalar");
+    if (OneIn(3)) Say("tensor none float32 0");
+    // Their mean is checked too, where quantizing spares them.
+    if (is_exact_) Say("tensor ones float32 ", Between(1, 3000));
+    Say("optimizer ", Pick({"sgd lr 0.05", "sgd lr 0.05 momentum 0.9 nesterov",
+                            "adam lr 0.01", "adamw lr 0.01 weight_decay 0.1",
+                            "lion lr 0.001", "adagrad lr 0.01"}));
+    if (has_groups) Say("group lr 0.002");
+    if (OneIn(2)) Say("clip ", Pick({"0.01", "1"}));
+  }
+
+  void DrawPipeline() {
+    const int bucket = 16'384 << Below(3);
+    Say("bucket_bytes ", bucket);
+    Say("chunk_bytes ", std::min(bucket, 8192 << Below(3)));
+    Say("in_flight ", Between(1, 4));
+    if (gathers_) Say("units_at_once ", Between(2, 4));
+    if (OneIn(2)) Say("push_order ", Pick({"reverse", "random"}));
+    if (OneIn(2)) Say("overlap");
+    if (OneIn(2)) Say("gather ", Pick({"direct", "ring", "doubling", "bruck"}));
+    if (!OneIn(2)) return;
+    const bool may_halve = is_exact_ && (nodes_ & (nodes_ - 1)) == 0;
+    Say("reduce ", may_halve && OneIn(2)
+                       ? std::string("halving")
+                       : Pick({"direct", "pairwise", "bruck"}));
+  }
+
+  void DrawNetwork() {
+    if (OneIn(3)) return;
+    Say("link delay 5us ", Between(1, 9), "ms loss 0.", Below(3),
+        " duplicate 0.", Below(3), " reorder 0.", Below(3));
+  }
+
+  // So many, in ascending steps; not in the last one, which they outlast.
+  void DrawFaults() {
+    for (int step = 1; step < steps_; ++step) {
+      if (MayCorrupt() && step > 1 && OneIn(4)) {
+        DrawCorruption(step);
+        continue;
+      }
+      for (int n = Below(is_slow_ ? 3 : 2); n > 0; --n) DrawFault(step);
+    }
+    if (profile_ == Profile::kDeath) {
+      const int step = Between(2, steps_ - 1);
+      Say("at step ", step, " ", Pick({"kill", "cut"}), " node ",
+          Below(nodes_));
+      // A rank that comes back after the end waits for a new job's others.
+      Say("expect node or did not start");
+    }
+  }
+
+  void DrawFault(int step) {
+    const int rank = Below(nodes_ * workers_);
+    const std::string at = absl::StrCat("at step ", step, " ");
+    switch (Below(6)) {
+      case 0:
+        return Say(at, Pick({"nan", "infinity"}), " rank ", rank);
+      case 1:
+        return Say(at, "slow rank ", rank, " back ", Between(1, 3000), "ms");
+      case 2:
+        // Two that agree would be believed.
+        if (nodes_ * workers_ > 1 && step != last_lr_) {
+          last_lr_ = step;
+          Say(at, "lr rank ", rank, " 0.5");
+        }
+        return;
+      case 3:
+        // Peers give up on a node that is silent for 30 s.
+        if (nodes_ > 1 && profile_ != Profile::kDeath) {
+          has_node_faults_ = true;
+          Say(at, "cut node ", Below(nodes_), " back ", Between(1, 8000), "ms");
+        }
+        return;
+      default:
+        return Say(at, "crash rank ", rank, " back ", Between(1, 20'000), "ms");
+    }
+  }
+
+  // Snapshots keep what they find, and what ends early heals nothing.
+  bool MayCorrupt() const {
+    return is_delta_ && nodes_ > 1 && profile_ != Profile::kDeath &&
+           profile_ != Profile::kDisk;
+  }
+
+  // Alone in its step: nobody shall read the weights again before they heal.
+  // One at a time: with two nodes two of them can leave no good copy.
+  void DrawCorruption(int step) {
+    Say("at step ", step, " corrupt node ", Below(nodes_), " ",
+        Pick({"", "owner", "member", "member early unseen"}), " maybe");
+  }
+
+  void DrawDisk(Schedule* schedule) {
+    schedule->power_fails_after = Between(1, 60);
+    if (OneIn(3)) {
+      schedule->disk.fails_after = Below(40);
+      schedule->disk.failures = OneIn(2) ? 1 : Between(2, 20);
+    }
+    if (OneIn(6)) schedule->disk.capacity_bytes = Below(2'000'000);
+    // On other nodes, where that changes no bit: coded sums are those of the
+    // nodes that made them.
+    int nodes = nodes_;
+    if (is_exact_ && !has_node_faults_) {
+      const int ranks = nodes_ * workers_;
+      do {
+        nodes = Between(1, ranks);
+      } while (ranks % nodes != 0);
+    }
+    Say("snapshot_every ", Between(1, 3));
+    schedule->next_text = absl::StrCat(
+        Shape(nodes, nodes_ * workers_ / nodes, steps_ + 3), text_);
+  }
+
+  const Profile profile_;
+  const bool is_slow_;
+  base::SeededRandom random_;
+  std::string text_;
+  int nodes_ = 1;
+  int workers_ = 1;
+  int steps_ = 1;
+  std::string exchange_;
+  bool is_exact_ = true;
+  bool is_delta_ = false;
+  bool gathers_ = false;
+  bool has_node_faults_ = false;
+  int last_lr_ = 0;  // step
+};
+
+}  // namespace
+
+std::optional<Profile> ProfileOf(std::string_view name) {
+  for (const auto& [known, profile] : kProfiles) {
+    if (known == name) return profile;
+  }
+  return std::nullopt;
+}
+
+std::string_view Name(Profile profile) {
+  return kProfiles[static_cast<size_t>(profile)].first;
+}
+
+Schedule DrawSchedule(Profile profile, uint64_t seed) {
+  return Drawing(profile, seed).Draw();
+}
+
+}  // namespace ballast::sim
