@@ -5,7 +5,8 @@
 * Scripts: the lines that begin with ``PASS ``, ``FAIL `` or ``SKIP ``.
 * Anything else counts as one.
 
-A target that failed counts at least one failure, whatever its cases say.
+A target that failed counts at least one failure, whatever its cases say. One
+that passed only when it ran again counts by that run, and is named.
 """
 
 import re
@@ -35,8 +36,12 @@ def count(target: Target) -> Counts:
     cases = None
     if target.status != "NOT_BUILT":
         cases = _google_test(target) or _lines(target)
-    if target.status in ("PASSED", "FLAKY"):
+    if target.status == "PASSED":
         return cases or Counts(1, 0, 0, [])
+    if target.status == "FLAKY":
+        cases = cases or Counts(1, 0, 0, [])
+        note = "flaky %s: failed, then passed when it ran again" % target.label
+        return cases._replace(notes=[note] + cases.notes)
     why = "FAILED %s: %s" % (target.label, target.status.lower())
     if target.log:
         why += ", see " + target.log

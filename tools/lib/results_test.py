@@ -74,6 +74,12 @@ class ResultsTest(unittest.TestCase):
             1, '<failure message="\xde\x93"/>\x0b'))
         self.assertEqual((1, 1, 2), counts[:3])
 
+    def test_passed_when_it_ran_again(self):
+        counts = self._count("FLAKY", _GOOGLE_TEST % (0, ""))
+        self.assertEqual((2, 0, 2), counts[:3])
+        self.assertIn("flaky //a:t: failed, then passed when it ran again",
+                      counts.notes)
+
     def test_death_outside_of_the_cases(self):
         counts = self._count("FAILED", _GOOGLE_TEST % (0, ""))
         self.assertEqual((2, 1, 2), counts[:3])

@@ -19,6 +19,9 @@ from bazel import Bazel, targets_of  # noqa: E402
 
 _NOT_SANITIZED = ("integration", "bench", "requires-gpu", "no-sanitizers")
 _NOT_FAST = ("integration", "bench")
+# Real processes on a machine that others load too: in CI such a target may run
+# again, and is named if it had to (results.py).
+_AGAIN_IN_CI = "--flaky_test_attempts=//tests/integration[/:].*@2"
 # Summaries that repeat, target by target, what this program counts.
 _CHATTER = ("There were tests whose specified size", "Executed ",
             "INFO: ", "Starting local Bazel server", "Test cases: finished")
@@ -112,6 +115,8 @@ class Run:
                  "--target_pattern_file=" + names]
         if config:
             flags.append("--config=" + config)
+        if os.environ.get("CI"):
+            flags.append(_AGAIN_IN_CI)
         began = time.monotonic()
         code = self.bazel.lines("test", flags, _say_unless_chatter)
         # 0 all passed, 3 some test failed, 4 there were no tests.
