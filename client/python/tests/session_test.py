@@ -395,7 +395,7 @@ class LibraryTest(unittest.TestCase):
         self.assertEqual(ctypes.sizeof(_library.ErrorStruct), 16 + 2048)
         self.assertEqual(ctypes.sizeof(_library.ResultStruct), 144)
         self.assertEqual(ctypes.sizeof(_library.TensorStruct), 48)
-        self.assertEqual(ctypes.sizeof(_library.InfoStruct), 48)
+        self.assertEqual(ctypes.sizeof(_library.InfoStruct), 56)
 
     def test_says_what_it_tried(self):  # I23
         with self.assertRaises(errors.Unavailable) as caught:
