@@ -1,6 +1,6 @@
 // The control block: one memfd per worker, mapped by the worker and its
 // daemon, that carries everything a step needs without a system call but the
-// doorbell. This file is its byte format (version 4); little-endian, 64-bit.
+// doorbell. This file is its byte format (version 5); little-endian, 64-bit.
 //
 //   0      ControlBlockHeader            written once by the daemon
 //   4096   DaemonArea                    daemon -> worker
@@ -42,7 +42,7 @@
 namespace ballast::proto {
 
 inline constexpr uint64_t kControlBlockMagic = 0x314b4c42'4c4c4142;  // BALLBLK1
-inline constexpr uint32_t kControlBlockVersion = 4;
+inline constexpr uint32_t kControlBlockVersion = 5;
 inline constexpr uint32_t kPageSize = 4096;
 inline constexpr uint32_t kMaxCursorBytes = 64 * 1024;
 inline constexpr uint32_t kMaxParamGroups = 256;
@@ -119,12 +119,23 @@ struct GroupValues {
   // Of this step only, the same in all groups: the largest global norm, in
   // place of the job's. 0: the job's counts.
   double max_norm;
+  // What the step does, a Load, the same in all groups.
+  double load;
+};
+
+// A step that loads replaces the weights instead of updating them: rank 0's
+// gradients are the new values, those of the other ranks count for nothing.
+enum class Load : uint32_t {
+  kNone = 0,
+  kKeepState = 1,   // moments stay
+  kResetState = 2,  // moments, residuals and the count of updates are zero
 };
 
 enum class StepOutcome : uint32_t {
   kNone = 0,
   kCommitted = 1,
   kSkipped = 2,  // committed with unchanged weights: non-finite gradient
+  kLoaded = 3,   // committed with the weights that were given (Load)
 };
 
 // The daemon's answer to one step, valid when `word` is that step's sequence

@@ -29,6 +29,7 @@ inline constexpr GroupField kGroupFields[] = {
     {"lr_decay", &GroupValues::lr_decay},
     {"initial_accumulator_value", &GroupValues::initial_accumulator_value},
     {"max_norm", &GroupValues::max_norm},
+    {"load", &GroupValues::load},
 };
 
 // The first field whose bits differ (so 0.0 and -0.0 do, equal NaNs do not);

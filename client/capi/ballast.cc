@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -18,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "client/capi/options_json.h"
+#include "client/worker/load_weights.h"
 #include "client/worker/worker.h"
 #include "server/base/status_macros.h"
 
@@ -31,12 +33,13 @@ struct ballast_session {
 
 namespace {
 
-static_assert(sizeof(ballast_group) == sizeof(ballast::proto::GroupValues));
+static_assert(sizeof(ballast_group) ==
+              offsetof(ballast::proto::GroupValues, load));
 // The ABI: other languages mirror these structs.
 static_assert(sizeof(ballast_error) == 16 + BALLAST_MESSAGE_BYTES);
 static_assert(sizeof(ballast_tensor) == 48);
 static_assert(sizeof(ballast_info) == 56);
-static_assert(sizeof(ballast_step_result) == 144);
+static_assert(sizeof(ballast_step_result) == 152);
 
 int Report(const absl::Status& status, ballast_error* error) {
   if (error != nullptr) {
@@ -136,6 +139,8 @@ void Fill(const ballast::worker::StepResult& from, ballast_step_result* to) {
   to->weight_version = from.weight_version;
   to->optimizer_step = from.optimizer_step;
   to->skipped = from.skipped;
+  to->loaded = from.loaded;
+  to->reserved = 0;
   to->fallbacks = from.fallbacks;
   to->grad_norm = from.grad_norm;
   to->clip_factor = from.clip_factor;
@@ -272,6 +277,34 @@ int ballast_step(ballast_session* session, const void* cursor,
     request.wait_published = wait_published != 0;
     request.timeout = limit;
     ASSIGN_OR_RETURN(const auto summary, worker.Step(request));
+    Fill(summary, result);
+    return absl::OkStatus();
+  });
+}
+
+int ballast_load_weights(ballast_session* session, const void* const* values,
+                         size_t num_values, int reset_state, const void* cursor,
+                         size_t cursor_bytes, double timeout,
+                         ballast_step_result* result, ballast_error* error) {
+  return Guarded(session, error, [&](Worker& worker) -> absl::Status {
+    if (result == nullptr) return Missing("result");
+    if (values == nullptr && num_values > 0) return Missing("values");
+    ASSIGN_OR_RETURN(const absl::Duration limit, Timeout(timeout));
+    std::vector<std::span<const std::byte>> spans;
+    for (size_t i = 0; i < num_values; ++i) {
+      const auto* const value = static_cast<const std::byte*>(values[i]);
+      const size_t size = worker.params(ToIndex(i)).size();
+      spans.emplace_back(value, value == nullptr ? 0 : size);
+    }
+    ballast::worker::LoadRequest request;
+    request.values = spans;
+    request.resets_state = reset_state != 0;
+    if (cursor != nullptr) {
+      request.cursor.emplace(static_cast<const char*>(cursor), cursor_bytes);
+    }
+    request.timeout = limit;
+    ASSIGN_OR_RETURN(const auto summary,
+                     ballast::worker::LoadWeights(worker, request));
     Fill(summary, result);
     return absl::OkStatus();
   });

@@ -49,7 +49,7 @@ extern "C" {
 #endif
 
 #define BALLAST_ABI_MAJOR 0
-#define BALLAST_ABI_MINOR 6
+#define BALLAST_ABI_MINOR 7
 /* Whether a caller that was compiled with this header may use a library of
  * this version. */
 #define BALLAST_ABI_FITS(version)                                    \
@@ -138,6 +138,8 @@ typedef struct ballast_step_result {
   int64_t optimizer_step;
   int32_t skipped; /* 1: a non-finite gradient, weights unchanged */
   uint32_t fallbacks;
+  int32_t loaded; /* 1: the weights are those of ballast_load_weights */
+  int32_t reserved;
   double grad_norm; /* global, before clipping */
   double clip_factor;
   double lr; /* of group 0 */
@@ -206,6 +208,19 @@ int ballast_push(ballast_session* session, size_t tensor, ballast_error* error);
 int ballast_step(ballast_session* session, const void* cursor,
                  size_t cursor_bytes, int wait_published, double timeout,
                  ballast_step_result* result, ballast_error* error);
+
+/* Replaces the weights of the running job, in a step of its own that all ranks
+ * must take: at a step boundary each calls this in place of ballast_step. Rank
+ * 0 gives one pointer per tensor, in order, to a value of the tensor's size;
+ * NULL for what stays. Other ranks' values are not looked at: NULL, 0 will do.
+ * Moments stay, or are zero with reset_state. cursor as in ballast_step; NULL:
+ * the rank's committed one stays. The new weights are visible when it returns;
+ * gradients are zero then. Frozen tensors cannot change, nor weights that are
+ * not resident: BALLAST_FAILED_PRECONDITION. */
+int ballast_load_weights(ballast_session* session, const void* const* values,
+                         size_t num_values, int reset_state, const void* cursor,
+                         size_t cursor_bytes, double timeout,
+                         ballast_step_result* result, ballast_error* error);
 
 /* Until the weights of the last committed step are there: of one tensor, or
  * of all (BALLAST_ALL_TENSORS). */

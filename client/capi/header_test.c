@@ -13,12 +13,12 @@
 /* Of the ABI version that the header names: a struct that changes gets
  * another version (ballast.h says when), here and in _library.py. */
 static int check_structs(void) {
-  CHECK(BALLAST_ABI_MAJOR == 0 && BALLAST_ABI_MINOR == 6);
+  CHECK(BALLAST_ABI_MAJOR == 0 && BALLAST_ABI_MINOR == 7);
   CHECK(sizeof(ballast_error) == 2064);
   CHECK(sizeof(ballast_tensor) == 48);
   CHECK(sizeof(ballast_group) == 88);
   CHECK(sizeof(ballast_info) == 56);
-  CHECK(sizeof(ballast_step_result) == 144);
+  CHECK(sizeof(ballast_step_result) == 152);
   return 0;
 }
 
@@ -55,6 +55,8 @@ int main(void) {
   CHECK(ballast_push(NULL, 0, &error) == BALLAST_INVALID_ARGUMENT);
   CHECK(ballast_params(NULL, 0, &bytes) == NULL && bytes == 0);
   CHECK(ballast_weights(NULL, 0, NULL, NULL, NULL, &error) ==
+        BALLAST_INVALID_ARGUMENT);
+  CHECK(ballast_load_weights(NULL, NULL, 0, 0, NULL, 0, 1, NULL, &error) ==
         BALLAST_INVALID_ARGUMENT);
   ballast_release(NULL);
   ballast_free(NULL);

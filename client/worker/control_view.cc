@@ -60,6 +60,8 @@ StepResult ToResult(const PlainRecord& record) {
   result.optimizer_step = record.optimizer_step;
   result.skipped =
       record.outcome == static_cast<uint32_t>(proto::StepOutcome::kSkipped);
+  result.loaded =
+      record.outcome == static_cast<uint32_t>(proto::StepOutcome::kLoaded);
   result.fallbacks = record.fallbacks;
   result.grad_norm = record.grad_norm;
   result.clip_factor = record.clip_factor;

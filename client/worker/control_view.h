@@ -27,6 +27,7 @@ struct StepResult {
   int64_t weight_version = 0;
   int64_t optimizer_step = 0;  // updates so far, skipped ones not counted
   bool skipped = false;        // a non-finite gradient: weights unchanged
+  bool loaded = false;         // the weights are those that rank 0 gave
   uint32_t fallbacks = 0;
   double grad_norm = 0;  // global, before clipping
   double clip_factor = 1;

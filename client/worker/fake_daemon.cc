@@ -287,9 +287,14 @@ void FakeDaemon::Open(uint64_t word) {
   Wake();
 }
 
-void FakeDaemon::Commit(uint64_t word, bool open_next) {
+double FakeDaemon::load() {
+  return at<proto::GroupValues>(layout_.groups_offset)->load;
+}
+
+void FakeDaemon::Commit(uint64_t word, bool open_next,
+                        proto::StepOutcome outcome) {
   proto::StepRecord& record = area().records[proto::StepOf(word) & 1];
-  record.outcome = proto::StepOutcome::kCommitted;
+  record.outcome = outcome;
   record.weight_version = proto::StepOf(word);
   record.grad_norm = 2;
   record.word = word;

@@ -56,9 +56,11 @@ class FakeDaemon final : public v1::WorkerService::Service {
   uint64_t step_input();
   std::string cursor();
   double lr();
+  double load();
 
   void Open(uint64_t word);
-  void Commit(uint64_t word, bool open_next = true);
+  void Commit(uint64_t word, bool open_next = true,
+              proto::StepOutcome outcome = proto::StepOutcome::kCommitted);
   void Publish(uint64_t word);
   void Fail(absl::StatusCode code, bool is_fatal, uint64_t word,
             std::string_view text);

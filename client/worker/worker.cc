@@ -32,6 +32,7 @@ constexpr std::pair<const char*, double proto::GroupValues::*> kFields[] = {
     {"initial_accumulator_value",
      &proto::GroupValues::initial_accumulator_value},
     {"max_norm", &proto::GroupValues::max_norm},
+    {"load", &proto::GroupValues::load},
 };
 
 absl::Status WithResumeStep(absl::Status status, int64_t step) {
@@ -405,6 +406,9 @@ absl::StatusOr<StepResult> Worker::Step(const StepRequest& request) {
                      proto::kMaxCursorBytes,
                      " are kept: store what is large elsewhere and "
                      "its name here"));
+  }
+  for (proto::GroupValues& group : groups_) {
+    group.load = static_cast<double>(request.load);
   }
   const absl::Time deadline = clock_.Now() + request.timeout;
   if (!is_result_due_) RETURN_IF_ERROR(SyncOpen(deadline));

@@ -48,6 +48,7 @@
 #include "client/worker/control_view.h"
 #include "client/worker/options.h"
 #include "proto/control_block.h"
+#include "proto/worker.pb.h"
 #include "server/base/clock.h"
 
 namespace ballast::worker {
@@ -59,6 +60,7 @@ struct StepRequest {
   std::string_view cursor = {};  // at most proto::kMaxCursorBytes
   bool wait_published = true;    // false: return at commit, then Wait()
   absl::Duration timeout = absl::Minutes(10);
+  proto::Load load = proto::Load::kNone;  // load_weights.h
 };
 
 // A tensor's weights in the segment of all. `fd` is the segment's, opened
@@ -96,11 +98,20 @@ class Worker {
   int64_t weight_version() const { return weight_version_; }
   int64_t optimizer_step() const { return optimizer_step_; }
   const std::string& cursor() const { return cursor_; }  // last committed
+  int rank() const { return options_.topology.rank(); }
+  // Of the open step: something was pushed; Step was called and is to be
+  // repeated.
+  bool any_pushed() const { return attachment_->tracker.any_pushed(); }
+  bool is_handed_over() const { return is_input_stored_ || is_result_due_; }
   int num_buckets() const { return attachment_->tracker.num_buckets(); }
   int num_tensors() const {
     return static_cast<int>(attachment_->tensors.size());
   }
 
+  // As it was described.
+  const v1::Tensor& tensor(int index) const {
+    return options_.job.tensors(index);
+  }
   // Published weights (read-only mapping); empty for a tensor of no elements.
   std::span<const std::byte> params(int tensor) const;
   // Where they lie, for a caller that maps them once more.

@@ -18,7 +18,17 @@ Broadcast::Broadcast(Context* context)
     : context_(context),
       done_(&context->gate, [this] { context_->observer->OnAllBroadcast(); }) {}
 
-absl::Status Broadcast::Start(NodeRank root) {
+absl::Status Broadcast::Start(NodeRank root, Step step) {
+  if (root_ != root) RETURN_IF_ERROR(Prepare(root));
+  num_left_ = exchanges_.size();
+  if (exchanges_.empty()) context_->gate.Submit(&done_);
+  for (const auto& exchange : exchanges_) {
+    RETURN_IF_ERROR(exchange->Post(step));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Broadcast::Prepare(NodeRank root) {
   const int num_nodes = context_->parts.layout->topology().num_nodes;
   if (root.value() < 0 || root.value() >= num_nodes) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -29,11 +39,7 @@ absl::Status Broadcast::Start(NodeRank root) {
     RETURN_IF_ERROR(context_->parts.owned != nullptr ? PrepareUnits(root)
                                                      : PrepareSegment(root));
   }
-  num_left_ = exchanges_.size();
-  if (exchanges_.empty()) context_->gate.Submit(&done_);
-  for (const auto& exchange : exchanges_) {
-    RETURN_IF_ERROR(exchange->Post(Step(0)));
-  }
+  root_ = root;
   return absl::OkStatus();
 }
 

@@ -1,4 +1,5 @@
-// All weights from one node to all others, at start-up: the whole segment in
+// All weights from one node to all others, at start-up and when they are
+// replaced: the whole segment in
 // parts of a few megabytes, received in place. Where weights are not resident,
 // each owner gets its part of each unit and nothing else.
 //
@@ -7,6 +8,7 @@
 #define SERVER_COLLECTIVE_BROADCAST_H_
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -22,7 +24,7 @@ class Broadcast final : private transport::ExchangeObserver {
 
   // Not before the last one reported. An error is reported here and not to the
   // observer.
-  absl::Status Start(NodeRank root);
+  absl::Status Start(NodeRank root, Step step);
   void Cancel();
 
   const std::vector<std::unique_ptr<transport::Exchange>>& exchanges() const {
@@ -30,6 +32,7 @@ class Broadcast final : private transport::ExchangeObserver {
   }
 
  private:
+  absl::Status Prepare(NodeRank root);
   absl::Status PrepareSegment(NodeRank root);
   absl::Status PrepareUnits(NodeRank root);
   absl::Status Add(const transport::ExchangeSpec& spec);
@@ -40,6 +43,7 @@ class Broadcast final : private transport::ExchangeObserver {
   Context* const context_;
   EmptyTask done_;  // reports when there is nothing to move
   std::vector<std::unique_ptr<transport::Exchange>> exchanges_;
+  std::optional<NodeRank> root_;  // of exchanges_
   size_t num_left_ = 0;
 };
 

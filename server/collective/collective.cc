@@ -173,9 +173,9 @@ class HierarchicalCollective final : public Collective,
     Enter(&publish_order_, publishers_);
   }
 
-  void StartBroadcast(NodeRank root) override {
+  void StartBroadcast(NodeRank root, Step step) override {
     if (context_.gate.is_shut()) return;
-    FailLater(broadcast_.Start(root));
+    FailLater(broadcast_.Start(root, step));
   }
 
   void StartComparison() override {

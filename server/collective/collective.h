@@ -74,8 +74,9 @@ class Collective {
   virtual void StartReduce(BucketId bucket, Step step) = 0;
   virtual void StartPublish(BucketId bucket, Step step) = 0;
 
-  // All weights (frozen ones too) from `root` to every node; start-up only.
-  virtual void StartBroadcast(NodeRank root) = 0;
+  // All weights (frozen ones too) from `root` to every node; while nothing is
+  // being published. Each time another `step`.
+  virtual void StartBroadcast(NodeRank root, Step step) = 0;
 
   // All published chunks against what their owners have, and the owners' bits
   // where they differ; then OnCompared. While nothing is being published, and

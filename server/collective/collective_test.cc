@@ -73,7 +73,8 @@ TEST(CollectiveTest, BroadcastCopiesEverythingFromTheRoot) {  // frozen ones too
         rig.weights(root)[i] = static_cast<std::byte>(i * 7);
       }
       const std::vector<std::byte> expected = rig.weights(root);
-      rig.OnEachNode([&](Collective* c) { c->StartBroadcast(NodeRank(root)); });
+      rig.OnEachNode(
+          [&](Collective* c) { c->StartBroadcast(NodeRank(root), Step(0)); });
       rig.Settle();
       for (int node = 0; node < nodes; ++node) {
         EXPECT_EQ(rig.weights(node), expected);
@@ -91,11 +92,27 @@ TEST(CollectiveTest, BroadcastCopiesEverythingFromTheRoot) {  // frozen ones too
   }
 }
 
+TEST(CollectiveTest, ABroadcastCanBeRepeated) {
+  Rig rig({.nodes = 3});
+  rig.CreateAll(Generation(1));
+  for (int time = 0; time < 3; ++time) {
+    std::ranges::fill(rig.weights(0), static_cast<std::byte>(time + 1));
+    rig.OnEachNode(
+        [&](Collective* c) { c->StartBroadcast(NodeRank(0), Step(7 * time)); });
+    rig.Settle();
+    for (int node = 0; node < 3; ++node) {
+      EXPECT_EQ(rig.weights(node), rig.weights(0));
+      EXPECT_EQ(rig.observer(node).num_broadcast, time + 1);
+    }
+  }
+}
+
 TEST(CollectiveTest, ABroadcastOfManyPartsIsComplete) {
   Rig rig({.nodes = 2, .tensors = {{"w", {10'000'000}}}});  // 40 MB
   rig.CreateAll(Generation(1));
   std::ranges::fill(rig.weights(1), std::byte{3});
-  rig.OnEachNode([&](Collective* c) { c->StartBroadcast(NodeRank(1)); });
+  rig.OnEachNode(
+      [&](Collective* c) { c->StartBroadcast(NodeRank(1), Step(0)); });
   rig.Settle();
   EXPECT_EQ(rig.weights(0), rig.weights(1));
   EXPECT_EQ(rig.observer(0).num_broadcast, 1);
@@ -223,7 +240,8 @@ TEST(CollectiveTest, APeerMayGoAtAnyInstant) {  // I23
 TEST(CollectiveTest, AFailureInACallIsReportedAfterIt) {
   Rig rig({.nodes = 2});
   rig.CreateAll(Generation(1));
-  rig.OnEachNode([](Collective* c) { c->StartBroadcast(NodeRank(2)); });
+  rig.OnEachNode(
+      [](Collective* c) { c->StartBroadcast(NodeRank(2), Step(0)); });
   rig.Settle();
   ASSERT_EQ(rig.observer(0).failures.size(), 1u);
   EXPECT_THAT(rig.observer(0).failures[0],
@@ -287,7 +305,8 @@ TEST(CollectiveTest, AModelWithoutTrainableTensorsNeedsNoBucket) {  // I4
   rig.CreateAll(Generation(1));
   EXPECT_TRUE(rig.layout().buckets().empty());
   rig.ReduceAll(Step(1));
-  rig.OnEachNode([](Collective* c) { c->StartBroadcast(NodeRank(0)); });
+  rig.OnEachNode(
+      [](Collective* c) { c->StartBroadcast(NodeRank(0), Step(0)); });
   rig.Settle();
   EXPECT_EQ(rig.observer(1).num_broadcast, 1);
 }

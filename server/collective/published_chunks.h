@@ -62,7 +62,7 @@ class PublishedChunks {
   // The layout outlives this.
   explicit PublishedChunks(const layout::Layout* layout);
 
-  // All chunks of a segment that holds `version`. Start-up only.
+  // All chunks of a segment that holds `version`.
   void Initialize(std::span<const std::byte> weights, WeightVersion version);
 
   size_t num_chunks() const { return entries_.size(); }

@@ -36,8 +36,9 @@ ipc::StepReport ToReport(const engine::StepSummary& summary) {
   ipc::StepReport report;
   report.generation = summary.generation;
   report.step = summary.step;
-  report.outcome = summary.skipped ? proto::StepOutcome::kSkipped
-                                   : proto::StepOutcome::kCommitted;
+  report.outcome = summary.loaded    ? proto::StepOutcome::kLoaded
+                   : summary.skipped ? proto::StepOutcome::kSkipped
+                                     : proto::StepOutcome::kCommitted;
   report.fallbacks = summary.fallbacks;
   report.weight_version = summary.weight_version;
   report.optimizer_step = summary.optimizer_step;
@@ -131,6 +132,13 @@ absl::Status JobRuntime::Initialize() {
   engine_parts.optimizer = optimizer_.get();
   engine_parts.workers = this;
   engine_parts.members = this;
+  load_ = std::make_unique<WeightLoad>(
+      WeightLoad::Parts{.job = parts_.job,
+                        .optimizer = optimizer_.get(),
+                        .published = published_.get(),
+                        .residuals = residuals_.get(),
+                        .collective = [this] { return collective_.get(); }});
+  engine_parts.loads = load_.get();
   engine_parts.metrics = parts_.metrics.get();
   if (plan_->quantizes_gradients() || plan_->quantizes_weights()) {
     engine_parts.exact_bytes =
@@ -453,17 +461,21 @@ void JobRuntime::OnView(Generation generation, const v1::View& view) {
                             routes_.Describe()));
   }
   if (parts_.job->spec().stored.has_value()) return StartFirst();
-  collective_->StartBroadcast(NodeRank(0));
+  collective_->StartBroadcast(NodeRank(0), Step(0));
 }
 
 void JobRuntime::OnBroadcast() {
-  if (!has_started_ && !is_stopping_) StartFirst();
+  if (is_stopping_) return;
+  if (!has_started_) return StartFirst();
+  if (!load_->is_running()) return;
+  load_->Finish();
+  engine_->OnLoaded();
 }
 
 void JobRuntime::StartFirst() {
   has_started_ = true;
   if (!parts_.job->spec().stored.has_value()) {
-    optimizer_->InitializeFromWeights();
+    optimizer_->InitializeFromWeights(optimizer::Moments::kZero);
   }
   if (published_ != nullptr) {
     published_->Initialize(parts_.job->weights(),

@@ -41,6 +41,7 @@
 #include "server/daemon/limited_log.h"
 #include "server/daemon/peer_plane.h"
 #include "server/daemon/snapshot_metrics.h"
+#include "server/daemon/weight_load.h"
 #include "server/device/device.h"
 #include "server/engine/job_engine.h"
 #include "server/engine/ports.h"
@@ -210,6 +211,7 @@ class JobRuntime final : public session::JobObserver,
   SnapshotMetrics snapshot_metrics_;
   std::unique_ptr<JobLoading> loading_;  // of a stored job, until it is read
   std::unique_ptr<optimizer::Optimizer> optimizer_;
+  std::unique_ptr<WeightLoad> load_;
   std::unique_ptr<engine::JobEngine> engine_;
   std::unique_ptr<membership::Membership> membership_;
   std::unique_ptr<JobPeers> peers_;      // outlive the weights

@@ -18,7 +18,8 @@ GroupList Groups(double lr) {
                              .nesterov = 0,
                              .lr_decay = 0,
                              .initial_accumulator_value = 0,
-                             .max_norm = 0}};
+                             .max_norm = 0,
+                             .load = 0}};
 }
 
 TEST(ContributionsTest, EachCountsOnce) {  // I19

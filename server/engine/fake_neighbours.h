@@ -76,6 +76,18 @@ class FakeMembers final : public MemberPort {
   CallLog* const log_;
 };
 
+class FakeLoads final : public LoadPort {
+ public:
+  explicit FakeLoads(CallLog* log) : log_(log) {}
+  void StartLoad(Step step, bool resets_state) override {
+    log_->push_back(
+        absl::StrCat("load ", step.value(), resets_state ? " anew" : ""));
+  }
+
+ private:
+  CallLog* const log_;
+};
+
 class FakeCollective final : public collective::Collective {
  public:
   explicit FakeCollective(CallLog* log) : log_(log) {}
@@ -86,7 +98,7 @@ class FakeCollective final : public collective::Collective {
     log_->push_back(
         absl::StrCat("publish ", bucket.value(), "@", step.value()));
   }
-  void StartBroadcast(NodeRank) override { log_->push_back("broadcast"); }
+  void StartBroadcast(NodeRank, Step) override { log_->push_back("broadcast"); }
   std::string WaitingFor() const override { return ""; }
   void StartComparison() override { log_->push_back("compare"); }
   void Cancel(absl::AnyInvocable<void() &&> done) override {
@@ -145,7 +157,8 @@ class FakeOptimizer final : public optimizer::Optimizer {
   void StartUpdate(BucketId bucket) override {
     log_->push_back(absl::StrCat("update ", bucket.value()));
   }
-  void InitializeFromWeights() override {}
+  void InitializeFromWeights(optimizer::Moments) override {}
+  void KeepAll() override {}
 
   absl::Status begin_status;
 

@@ -21,6 +21,7 @@ v1::StepGroup ToStepGroup(const proto::GroupValues& values) {
   group.set_lr_decay(values.lr_decay);
   group.set_initial_accumulator_value(values.initial_accumulator_value);
   group.set_max_norm(values.max_norm);
+  group.set_load(values.load);
   return group;
 }
 

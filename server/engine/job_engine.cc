@@ -145,11 +145,18 @@ class JobEngineImpl final : public JobEngine {
         reports_[static_cast<size_t>(path)] = ReportOf(commit, path);
       }
     }
-    if (commit.skipped()) ++counts_.skipped;
+    if (committed_->summary.skipped) ++counts_.skipped;
+    if (committed_->summary.loaded) ++counts_.loaded;
     stages_.assign(num_buckets_, BucketStage::kUpdating);
     parts_.workers->Committed(committed_->summary);
     OpenNext(open_->generation, open_->step.next());
-    CarryOut(commit.skipped(), *scalars);
+    if (commit.load() != 0) {
+      parts_.loads->StartLoad(
+          committed_->summary.step,
+          commit.load() == static_cast<uint32_t>(proto::Load::kResetState));
+    } else {
+      CarryOut(commit.skipped(), *scalars);
+    }
   }
 
   void OnAbort(const v1::Abort& abort) override {
@@ -195,6 +202,14 @@ class JobEngineImpl final : public JobEngine {
   }
 
   void OnBroadcast() override { Stray(); }
+
+  // The gradients held the weights: only now may they be overwritten.
+  void OnLoaded() override {
+    if (!committed_.has_value() || !committed_->summary.loaded) return Stray();
+    committed_->clock.OnUpdated(parts_.clock->Now());
+    ConsumeAll();
+    PublishAll();
+  }
 
   void OnFailed(absl::Status status) override {
     if (collective_ != nullptr) TakeBytes();
@@ -310,7 +325,8 @@ class JobEngineImpl final : public JobEngine {
     StepSummary summary;
     summary.generation = open_->generation;
     summary.step = open_->step;
-    summary.skipped = commit.skipped();
+    summary.loaded = commit.load() != 0;
+    summary.skipped = commit.skipped() && !summary.loaded;
     summary.weight_version = WeightVersion(commit.step());
     summary.optimizer_step = commit.optimizer_step();
     summary.grad_norm = commit.grad_norm();
@@ -338,24 +354,31 @@ class JobEngineImpl final : public JobEngine {
   }
 
   void CarryOut(bool skipped, std::span<const kernels::StepScalars> scalars) {
-    const Generation generation = committed_->summary.generation;
-    const Step step = committed_->summary.step;
-    for (int b = 0; b < num_buckets_; ++b) {
-      parts_.workers->Consumed(BucketId(b), generation, step);
-    }
+    ConsumeAll();
     if (skipped || num_buckets_ == 0) {
       committed_->clock.OnUpdated(parts_.clock->Now());
-      for (int b = 0; b < num_buckets_; ++b) BecomePublished(BucketId(b));
-      if (num_buckets_ == 0) FinishStep();
-      return;
+      return PublishAll();
     }
-    const absl::Status begun =
-        parts_.optimizer->BeginStep(generation, step, scalars);
+    const absl::Status begun = parts_.optimizer->BeginStep(
+        committed_->summary.generation, committed_->summary.step, scalars);
     if (!begun.ok()) return Fail(begun);
     for (int b = 0; b < num_buckets_; ++b) {
       ++updates_in_flight_;
       parts_.optimizer->StartUpdate(BucketId(b));
     }
+  }
+
+  void ConsumeAll() {
+    for (int b = 0; b < num_buckets_; ++b) {
+      parts_.workers->Consumed(BucketId(b), committed_->summary.generation,
+                               committed_->summary.step);
+    }
+  }
+
+  // What has changed by no update.
+  void PublishAll() {
+    for (int b = 0; b < num_buckets_; ++b) BecomePublished(BucketId(b));
+    if (num_buckets_ == 0) FinishStep();
   }
 
   // A worker that sees the last bucket published reads the whole record, so
@@ -377,7 +400,7 @@ class JobEngineImpl final : public JobEngine {
     last_summary_.wire_bytes_sent = carried_.wire_sent;
     last_summary_.wire_bytes_received = carried_.wire_received;
     last_summary_.payload_bytes = carried_.payload_sent;
-    if (!last_summary_.skipped) {
+    if (!last_summary_.skipped && !last_summary_.loaded) {
       const collective::ExchangeTimes times = collective_->times();
       estimate_.Add(last_summary_.payload_bytes,
                     times.wire_seconds - times_taken_.wire_seconds,

@@ -47,6 +47,7 @@ struct Parts {
   optimizer::Optimizer* optimizer = nullptr;
   WorkerPort* workers = nullptr;
   MemberPort* members = nullptr;
+  LoadPort* loads = nullptr;
   metrics::JobMetrics* metrics = nullptr;      // null: none
   std::string_view transport_name = "inproc";  // metrics label
   // What this node would send in a step if nothing were quantized; 0: nothing
@@ -59,6 +60,7 @@ struct Parts {
 struct Counts {
   int64_t committed = 0;  // skipped ones included
   int64_t skipped = 0;
+  int64_t loaded = 0;
   int64_t aborted = 0;
   int64_t strays = 0;
   // Of published weights, as of the last finished step.
@@ -107,6 +109,9 @@ class JobEngine : public optimizer::UpdateObserver,
   virtual double exact_ratio() const = 0;
   // Of the last step that was not skipped, over all nodes.
   virtual const v1::ErrorReport& last_errors(layout::Path path) const = 0;
+  // What LoadPort::StartLoad began has ended well.
+  virtual void OnLoaded() = 0;
+
   // Whom or what the open step waits for ("rank 2 has not pushed 3 of 12
   // buckets of step 118 for 12.3 s"); empty if for nobody.
   virtual std::string WaitingFor(absl::Time now) const = 0;

@@ -54,7 +54,8 @@ class JobEngineTest : public ::testing::Test {
                                  .state = &state_,
                                  .optimizer = &optimizer_,
                                  .workers = &workers_,
-                                 .members = &members_});
+                                 .members = &members_,
+                                 .loads = &loads_});
     engine_->Start(Generation(1), Step(step), &collective_);
   }
 
@@ -77,7 +78,8 @@ class JobEngineTest : public ::testing::Test {
                                           .nesterov = 0,
                                           .lr_decay = 0,
                                           .initial_accumulator_value = 0,
-                                          .max_norm = 0}};
+                                          .max_norm = 0,
+                                          .load = 0}};
     engine_->OnStepInput(LocalRank(rank), values, absl::StrCat("cursor", rank));
   }
   void Reduced(int bucket, double norm2 = 1, bool finite = true) {
@@ -131,6 +133,7 @@ class JobEngineTest : public ::testing::Test {
   CallLog log_;
   FakeWorkers workers_{&log_};
   FakeMembers members_{&log_};
+  FakeLoads loads_{&log_};
   FakeCollective collective_{&log_};
   FakeOptimizer optimizer_{&log_};
   FakeState state_{&log_};
@@ -396,6 +399,42 @@ TEST_F(JobEngineTest, StraysChangeNothing) {  // I19, I26
   engine_->OnCommit(CommitOf(1));  // repeated
   EXPECT_EQ(engine_->counts().committed, 1);
   EXPECT_EQ(engine_->counts().strays, 16);
+}
+
+TEST_F(JobEngineTest, AStepThatLoadsPublishesWhatWasGiven) {  // I1, I2
+  Make(2);
+  Compute();
+  TakeLog();
+  v1::Commit commit = CommitOf(1, /*skipped=*/true);
+  commit.set_load(1);
+  commit.set_optimizer_step(0);
+  engine_->OnLoaded();  // nothing is being loaded
+  engine_->OnCommit(commit);
+  // Rank 0's gradients are read after the commit: nobody may write them yet.
+  EXPECT_THAT(TakeLog(),
+              ElementsAre("record 1", "committed 1", "open 1/2", "load 1"));
+  // What is pushed meanwhile waits for the weights.
+  PushAll();
+  EXPECT_THAT(TakeLog(), Not(Contains(HasSubstr("reduce"))));
+  engine_->OnLoaded();
+  const CallLog log = TakeLog();
+  EXPECT_THAT(log, Contains("consumed 0@1"));
+  EXPECT_THAT(log, Contains("published 1@1"));
+  EXPECT_THAT(log, Contains("reduce 0@2"));
+  EXPECT_EQ(engine_->weight_version(), WeightVersion(1));
+  EXPECT_TRUE(engine_->last_summary().loaded);
+  EXPECT_FALSE(engine_->last_summary().skipped);
+  EXPECT_EQ(engine_->counts().loaded, 1);
+  EXPECT_EQ(engine_->counts().skipped, 0);
+  const int64_t strays = engine_->counts().strays;
+  engine_->OnLoaded();
+  EXPECT_EQ(engine_->counts().strays, strays + 1);
+
+  Make(1);
+  Compute();
+  commit.set_load(2);
+  engine_->OnCommit(commit);
+  EXPECT_THAT(log_, Contains("load 1 anew"));
 }
 
 TEST_F(JobEngineTest, MalformedCommitEndsTheJob) {  // I27

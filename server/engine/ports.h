@@ -29,6 +29,7 @@ struct StepSummary {
   Generation generation;
   Step step;
   bool skipped = false;
+  bool loaded = false;  // the weights are those that were given
   WeightVersion weight_version;
   int64_t optimizer_step = 0;
   double grad_norm = 0;
@@ -64,6 +65,15 @@ class WorkerPort {
   // The step is void and will be open again in `next` (Open follows); `why`
   // says what to mend.
   virtual void Aborted(Step step, Generation next, const absl::Status& why) = 0;
+};
+
+// Towards the weights of all nodes.
+class LoadPort {
+ public:
+  virtual ~LoadPort() = default;
+  // Rank 0's gradients become the weights of `step` on all nodes, and the
+  // masters; answered by JobEngine::OnLoaded, not from inside, or by OnFailed.
+  virtual void StartLoad(Step step, bool resets_state) = 0;
 };
 
 // Towards the other nodes of the job.

@@ -138,7 +138,8 @@ void StepMetrics::OnFinished(const StepSummary& summary, uint64_t pushed,
   if (job_ == nullptr) return;
   (summary.skipped ? skipped_ : committed_)->Increment();
   if (summary.skipped) nonfinite_->Increment();
-  for (size_t p = 0; p < quality_.size() && !summary.skipped; ++p) {
+  const bool is_measured = !summary.skipped && !summary.loaded;
+  for (size_t p = 0; p < quality_.size() && is_measured; ++p) {
     quality_[p].relative_error->Set(summary.quality[p].relative_error);
     quality_[p].clipped_share->Set(summary.quality[p].clipped_share);
   }

@@ -258,7 +258,11 @@ class Decider {
     outcome.set_generation(state_.generation.value());
     std::string why = "all nodes voted yes";
     if (auto* commit = std::get_if<v1::Commit>(&what)) {
-      if (commit->skipped()) why = "a gradient is not finite";
+      if (commit->load() != 0) {
+        why = "all ranks load weights";
+      } else if (commit->skipped()) {
+        why = "a gradient is not finite";
+      }
       for (v1::CodecChange& change : DecideBudget(
                options_.budget, options_.metered, errors, &state_.budget)) {
         *commit->add_codec_changes() = std::move(change);

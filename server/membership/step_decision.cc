@@ -37,7 +37,8 @@ proto::GroupValues ToValues(const v1::StepGroup& group) {
           .nesterov = group.nesterov(),
           .lr_decay = group.lr_decay(),
           .initial_accumulator_value = group.initial_accumulator_value(),
-          .max_norm = group.max_norm()};
+          .max_norm = group.max_norm(),
+          .load = group.load()};
 }
 
 kernels::HyperParameters ToHyperParameters(const v1::StepGroup& group) {
@@ -80,16 +81,25 @@ double MaxNorm(const StepRules& rules, const v1::Vote& vote) {
   return of_step > 0 ? of_step : rules.gradient_clipping;
 }
 
+uint32_t LoadOf(const v1::Vote& vote) {
+  const double load = vote.groups_size() == 0 ? 0 : vote.groups(0).load();
+  return load == 1 || load == 2 ? static_cast<uint32_t>(load) : 0;
+}
+
 v1::Commit MakeCommit(const StepRules& rules, const v1::Vote& first,
                       bool skipped, const kernels::ExactSum& norm2) {
   v1::Commit commit;
   commit.set_step(first.step());
   commit.set_skipped(skipped);
   *commit.mutable_groups() = first.groups();
+  commit.set_load(LoadOf(first));
   if (skipped) {
-    commit.set_grad_norm(std::numeric_limits<double>::quiet_NaN());
+    commit.set_grad_norm(
+        commit.load() != 0 ? 0 : std::numeric_limits<double>::quiet_NaN());
     commit.set_clip_factor(1);
-    commit.set_optimizer_step(rules.optimizer_step);
+    const bool starts_anew =
+        commit.load() == static_cast<uint32_t>(proto::Load::kResetState);
+    commit.set_optimizer_step(starts_anew ? 0 : rules.optimizer_step);
     return commit;
   }
   const double sum = norm2.ToDouble();
@@ -135,7 +145,7 @@ std::variant<v1::Commit, v1::Abort> DecideStep(
     return AbortOf(*vote, ToStatus(vote->refusal_code(), vote->refusal_text()));
   }
   kernels::ExactSum norm2;
-  bool skipped = false;
+  bool skipped = LoadOf(first) != 0;
   for (size_t node = 0; node < votes.size(); ++node) {
     const v1::Vote& vote = *votes[node];
     const absl::Status same = CompareGroups(rules, first, vote, node);

@@ -111,6 +111,28 @@ TEST(DecideStepTest, NodesWithOtherNormsAbort) {
               HasSubstr("max_norm is 0 on rank 0 but 2 on rank 2"));
 }
 
+TEST(DecideStepTest, AStepThatLoadsUpdatesNothing) {
+  for (const int load : {1, 2}) {
+    v1::Vote vote = VoteWith(25);
+    vote.mutable_groups(0)->set_load(load);
+    vote.set_non_finite(true);  // they are weights, no gradients
+    const v1::Commit commit = CommitOf(Rules(1.0), {vote, vote});
+    EXPECT_EQ(commit.load(), load);
+    EXPECT_TRUE(commit.skipped());
+    EXPECT_EQ(commit.optimizer_step(), load == 1 ? Rules().optimizer_step : 0);
+    EXPECT_EQ(commit.scalars_size(), 0);
+    EXPECT_EQ(commit.grad_norm(), 0);
+  }
+  EXPECT_EQ(CommitOf(Rules(), {VoteWith(25)}).load(), 0);
+}
+
+TEST(DecideStepTest, NodesThatLoadAndOthersThatDoNotAbort) {
+  v1::Vote other = VoteWith(25);
+  other.mutable_groups(0)->set_load(1);
+  EXPECT_THAT(AbortOf({VoteWith(25), other}).text(),
+              HasSubstr("load is 0 on rank 0 but 1 on rank 2"));
+}
+
 TEST(DecideStepTest, CarriesTheBitsOfTheScalars) {
   const v1::Commit commit = CommitOf(Rules(), {VoteWith(1, 0.25)});
   EXPECT_EQ(ScalarsOf(commit),

@@ -86,9 +86,18 @@ class ShardOptimizer final : public Optimizer {
     for (ChunkTask& task : update.tasks) parts_.pool->Submit(&task);
   }
 
-  void InitializeFromWeights() override {
+  void KeepAll() override {
+    if (parts_.guard == nullptr) return;
+    int64_t num_chunks = 0;
+    for (const layout::Bucket& bucket : parts_.layout->buckets()) {
+      num_chunks += std::ssize(bucket.shards[parts_.node.value()].chunks);
+    }
+    for (int64_t i = 0; i < num_chunks; ++i) parts_.guard->BeforeUpdate(i);
+  }
+
+  void InitializeFromWeights(Moments moments) override {
     ShardState& state = *parts_.state;
-    for (int i = 0; i < state.num_moments(); ++i) {
+    for (int i = 0; moments == Moments::kZero && i < state.num_moments(); ++i) {
       std::ranges::fill(state.moment(i), 0.0f);
     }
     std::ranges::fill(state.gradient(), 0.0f);

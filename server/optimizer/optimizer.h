@@ -61,6 +61,8 @@ struct Parts {
   UpdateGuard* guard = nullptr;  // null: nobody looks first
 };
 
+enum class Moments { kZero, kStay };
+
 class Optimizer {
  public:
   // `undo`: the log of the previous life of this state, its open chunks
@@ -81,9 +83,13 @@ class Optimizer {
   // Never calls the observer from inside.
   virtual void StartUpdate(BucketId bucket) = 0;
 
-  // Masters from the node's published weights (initial values, load); moments
-  // and gradients zero. Start-up only; runs on the calling thread.
-  virtual void InitializeFromWeights() = 0;
+  // Masters from the node's published weights; gradients zero, and moments
+  // unless they are to stay. While nothing is updated; runs on the calling
+  // thread.
+  virtual void InitializeFromWeights(Moments moments) = 0;
+  // Has the guard keep what is about to be overwritten by other means than an
+  // update (I18).
+  virtual void KeepAll() = 0;
 };
 
 }  // namespace ballast::optimizer

@@ -309,7 +309,7 @@ TEST_F(OptimizerTest, EqualsThePlainLoopForAnyCut) {  // I9, I14, I25
             ASSERT_THAT(node.Create(), IsOk());
             PlainLoop own(layout);
             node.LoadWeights(own);
-            node.optimizer().InitializeFromWeights();
+            node.optimizer().InitializeFromWeights(Moments::kZero);
             for (int64_t step = 1; step <= 3; ++step) {
               const auto scalars = ScalarsOf(c.kind, step, c.has_momentum);
               own.NewGradients(step);
@@ -351,7 +351,7 @@ TEST_F(OptimizerTest, AChunkIsUpdatedOnceAStep) {  // I14, I19
   ASSERT_THAT(node.Create(), IsOk());
   PlainLoop plain(layout);
   node.LoadWeights(plain);
-  node.optimizer().InitializeFromWeights();
+  node.optimizer().InitializeFromWeights(Moments::kZero);
   plain.NewGradients(1);
   node.LoadGradients(plain);
   const auto scalars = ScalarsOf(OptimizerKind::kAdamW, 1, false);
@@ -394,7 +394,7 @@ TEST_F(OptimizerTest, AnnouncesEachChunkBeforeItChanges) {  // I18
   ASSERT_THAT(node.Create(), IsOk());
   PlainLoop plain(layout);
   node.LoadWeights(plain);
-  node.optimizer().InitializeFromWeights();
+  node.optimizer().InitializeFromWeights(Moments::kZero);
   plain.NewGradients(1);
   node.LoadGradients(plain);
   const std::vector<float> before(node.state().master().begin(),
@@ -411,6 +411,48 @@ TEST_F(OptimizerTest, AnnouncesEachChunkBeforeItChanges) {  // I18
   EXPECT_EQ(guard.copy, before);
   EXPECT_NE(before, std::vector<float>(node.state().master().begin(),
                                        node.state().master().end()));
+}
+
+TEST_F(OptimizerTest, MastersOfNewWeightsKeepTheirMomentsIfAsked) {  // I1
+  const layout::Layout layout = MakeLayout(1, 1 << 20, 16384);
+  base::SimComputePool pool(&executor_, 3, 2);
+  Node node(layout, NodeRank(0), OptimizerKind::kAdamW, false, &device_, &pool);
+  std::vector<const layout::Chunk*> chunks;
+  for (const layout::Bucket& bucket : layout.buckets()) {
+    for (const auto& chunk : bucket.shards[0].chunks) chunks.push_back(&chunk);
+  }
+  CopyingGuard guard;
+  guard.chunks = &chunks;
+  guard.state = &node.state();
+  node.GuardBy(&guard);
+  ASSERT_THAT(node.Create(), IsOk());
+  PlainLoop plain(layout);
+  node.LoadWeights(plain);
+  node.optimizer().InitializeFromWeights(Moments::kZero);
+  plain.NewGradients(1);
+  node.LoadGradients(plain);
+  guard.copy.resize(node.state().master().size());
+  ASSERT_THAT(node.Begin(Step(1), ScalarsOf(OptimizerKind::kAdamW, 1, false)),
+              IsOk());
+  node.StartAll();
+  ASSERT_TRUE(executor_.RunUntilIdle());
+  const auto copy = [](std::span<float> values) {
+    return std::vector<float>(values.begin(), values.end());
+  };
+  const std::vector<float> master = copy(node.state().master());
+  const std::vector<float> moment = copy(node.state().moment(0));
+
+  guard.calls.clear();
+  node.optimizer().KeepAll();  // I18
+  EXPECT_EQ(guard.calls.size(), chunks.size());
+  EXPECT_EQ(guard.copy, master);
+  node.LoadWeights(plain);  // the initial ones again
+  node.optimizer().InitializeFromWeights(Moments::kStay);
+  EXPECT_NE(copy(node.state().master()), master);
+  EXPECT_EQ(copy(node.state().moment(0)), moment);
+  node.optimizer().InitializeFromWeights(Moments::kZero);
+  EXPECT_EQ(copy(node.state().moment(0)), std::vector<float>(moment.size()));
+  EXPECT_NE(moment, std::vector<float>(moment.size()));  // the control
 }
 
 TEST_F(OptimizerTest, FrozenAndOthersBytesStayUntouched) {  // I5, I14
@@ -452,7 +494,7 @@ TEST_F(OptimizerTest, WeightsThatAreQuantizedLaterAreNotCast) {  // I2
     if (!casts) node.LeaveWeightsAlone();
     ASSERT_THAT(node.Create(), IsOk());
     node.LoadWeights(plain);
-    node.optimizer().InitializeFromWeights();
+    node.optimizer().InitializeFromWeights(Moments::kZero);
     node.LoadGradients(plain);
     const std::vector<std::byte> before(node.weights().begin(),
                                         node.weights().end());
@@ -490,7 +532,7 @@ TEST_F(OptimizerTest, RealThreadsGiveTheSameBits) {  // I22, I25
   ASSERT_THAT(node.Create(), IsOk());
   PlainLoop plain(layout);
   node.LoadWeights(plain);
-  node.optimizer().InitializeFromWeights();
+  node.optimizer().InitializeFromWeights(Moments::kZero);
   for (int64_t step = 1; step <= 10; ++step) {
     const auto scalars = ScalarsOf(OptimizerKind::kAdamW, step, false);
     plain.NewGradients(step);
@@ -550,7 +592,7 @@ class DeathTest : public OptimizerTest {
     if (child == 0) {
       calls_to_live = death;
       if (!node->Create(std::move(*undo)).ok()) _exit(1);
-      node->optimizer().InitializeFromWeights();
+      node->optimizer().InitializeFromWeights(Moments::kZero);
       node->LoadGradients(plain_);
       if (!node->Begin(Step(1), scalars_).ok()) _exit(1);
       node->StartAll();
@@ -766,7 +808,7 @@ TEST_F(AnyInstructionTest, ADeathIsHealed) {  // I20
   PlainLoop plain(layout);
   plain.NewGradients(1);
   node.LoadWeights(plain);
-  node.optimizer().InitializeFromWeights();
+  node.optimizer().InitializeFromWeights(Moments::kZero);
   node.LoadGradients(plain);
   const auto scalars = ScalarsOf(OptimizerKind::kAdamW, 1, false);
   ASSERT_THAT(node.Begin(Step(1), scalars), IsOk());

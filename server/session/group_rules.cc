@@ -20,6 +20,7 @@ bool IsNonNegative(double v) { return std::isfinite(v) && v >= 0; }
 bool IsBeta(double v) { return v >= 0 && v < 1; }
 bool IsFinite(double v) { return std::isfinite(v); }
 bool IsFlag(double v) { return v == 0 || v == 1; }
+bool IsLoad(double v) { return v == 0 || v == 1 || v == 2; }
 
 constexpr char kNonNegative[] = "must be finite and not negative";
 constexpr char kBeta[] = "must be in [0, 1)";
@@ -29,6 +30,7 @@ constexpr Rule kCommonRules[] = {
     {"weight_decay", &proto::GroupValues::weight_decay, IsNonNegative,
      kNonNegative},
     {"max_norm", &proto::GroupValues::max_norm, IsNonNegative, kNonNegative},
+    {"load", &proto::GroupValues::load, IsLoad, "must be 0, 1 or 2"},
 };
 constexpr Rule kAdamRules[] = {
     {"beta1", &proto::GroupValues::beta1, IsBeta, kBeta},
@@ -115,6 +117,11 @@ absl::Status CheckGroups(kernels::OptimizerKind kind, bool has_momentum,
                                  "; the norm is that of all groups together, "
                                  "so give the same in each"));
     }
+    if (groups[i].load != groups[0].load) {
+      return Refuse(i, "load", groups[i].load,
+                    absl::StrCat("but group 0 has ", groups[0].load,
+                                 "; all weights are loaded or none"));
+    }
   }
   return absl::OkStatus();
 }
@@ -137,7 +144,8 @@ proto::GroupValues ToValues(const kernels::HyperParameters& group) {
           .nesterov = group.nesterov ? 1.0 : 0.0,
           .lr_decay = group.lr_decay,
           .initial_accumulator_value = group.initial_accumulator_value,
-          .max_norm = 0};
+          .max_norm = 0,
+          .load = 0};
 }
 
 kernels::HyperParameters FromValues(const proto::GroupValues& values) {

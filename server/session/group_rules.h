@@ -13,8 +13,8 @@
 
 namespace ballast::session {
 
-// InvalidArgument names group, field and value; so it does for a max_norm that
-// is not the same in all groups. Fields that `kind` does not
+// InvalidArgument names group, field and value; so it does for a max_norm or a
+// load that is not the same in all groups. Fields that `kind` does not
 // have are not looked at. `has_momentum`: the job keeps momentum buffers; a
 // momentum that is not zero is refused without.
 absl::Status CheckGroups(kernels::OptimizerKind kind, bool has_momentum,

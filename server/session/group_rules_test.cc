@@ -76,6 +76,23 @@ TEST(GroupRulesTest, OneNormForAllGroups) {
               StatusIs(kInvalid, "param group 0: max_norm is -1"));
 }
 
+TEST(GroupRulesTest, AllGroupsLoadOrNone) {
+  proto::GroupValues groups[] = {Adam(), Adam()};
+  for (const double load : {1, 2}) {
+    groups[0].load = groups[1].load = load;
+    EXPECT_THAT(CheckGroups(OptimizerKind::kAdam, false, groups), IsOk());
+  }
+  groups[1].load = 0;
+  EXPECT_THAT(
+      CheckGroups(OptimizerKind::kAdam, false, groups),
+      StatusIs(kInvalid, "param group 1: load is 0, but group 0 has 2"));
+  for (const double bad : {-1.0, 0.5, 3.0, std::nan("")}) {  // I26
+    groups[0].load = groups[1].load = bad;
+    EXPECT_THAT(CheckGroups(OptimizerKind::kAdam, false, groups),
+                StatusIs(kInvalid, "must be 0, 1 or 2"));
+  }
+}
+
 TEST(GroupRulesTest, NamesGroupFieldAndValue) {
   proto::GroupValues groups[] = {Adam(), Adam()};
   groups[1].lr = -0.5;

@@ -484,6 +484,11 @@ void LocalJob::TakeInput(LocalRank rank) {
     if (!*is_new) return;
     status =
         CheckGroups(spec_.optimizer, AnyMomentum(spec_.groups), slot.groups());
+    if (status.ok() && units_.has_value() && slot.groups()[0].load != 0) {
+      status = absl::FailedPreconditionError(
+          "load, where weights are not resident (secondary_partition=none): "
+          "give them as initial values");
+    }
   }
   if (status.ok()) {
     observer_->OnStepInput(rank, slot.groups(), slot.open_cursor());

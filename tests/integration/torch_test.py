@@ -277,79 +277,6 @@ class WeightsTest(Base):
         self.assertEqual(float(other[0].weight[0, 0]), 7)
         self.assertNotEqual(float(self.model[0].weight[0, 0]), 7)
 
-    def test_load_weights_before_the_first_step(self):
-        optimizer = self.optimizer(self.model.parameters(), model=self.model)
-        loaded = net(5)
-        self.model.load_state_dict(loaded.state_dict())
-        optimizer.load_weights()
-        self.assertTrue(torch.equal(self.model[0].weight, loaded[0].weight))
-        self.train(optimizer, 2)
-        self.assertFalse(torch.equal(self.model[0].weight, loaded[0].weight))
-        self.assertRaisesWith(ballast.FailedPrecondition,
-                              ["after step 2", "load_weights(restart=True)"],
-                              optimizer.load_weights)
-
-    def test_load_weights_later_starts_the_job_again(self):
-        models = [net(), net()]
-        loaded = [net(10 + number).state_dict() for number in range(2)]
-
-        def rank(number):
-            model = models[number]
-            optimizer = self.optimizer(
-                model.parameters(), "adamw", model=model, rank=number,
-                world=2, overlap=True)
-            for step in range(3):
-                self.train_one(model, optimizer, step)
-            model.load_state_dict(loaded[number])
-            optimizer.load_weights(restart=True)
-            self.assertEqual(optimizer.open_step, 1)
-            for step in range(2):
-                self.train_one(model, optimizer, step)
-            model.state_dict()
-            optimizer.close()
-            return arrays(dict(model.named_parameters()))
-
-        def undisturbed(number):
-            model = fresh[number]
-            optimizer = self.optimizer(
-                model.parameters(), "adamw", model=model, job="other",
-                rank=number, world=2)
-            for step in range(2):
-                self.train_one(model, optimizer, step)
-            optimizer.close()
-            return arrays(dict(model.named_parameters()))
-
-        # Rank 0's values count, moments are new: as if it began there.
-        ours = lab.run_ranks(2, rank)
-        fresh = [net(10), net(11)]
-        theirs = lab.run_ranks(2, undisturbed)
-        for name, value in theirs[0].items():
-            self.assertBitsEqual(ours[0][name], value)
-            self.assertBitsEqual(ours[1][name], value)
-
-    @staticmethod
-    def train_one(model, optimizer, step):
-        optimizer.zero_grad()
-        model(batch(step)).pow(2).mean().backward()
-        optimizer.step()
-
-    def test_load_weights_within_steps_is_refused(self):
-        optimizer = self.optimizer(self.model.parameters(), model=self.model)
-
-        def loop():
-            for step in optimizer.steps(4):
-                self.train_one(self.model, optimizer, step)
-                if step == 2:
-                    optimizer.load_weights(restart=True)
-        self.assertRaisesWith(ballast.FailedPrecondition,
-                              "leave the loop and begin another", loop)
-        self.assertEqual([step for step in self.turns(optimizer, 2)], [1, 2])
-
-    def turns(self, optimizer, total):
-        for step in optimizer.steps(total):
-            self.train_one(self.model, optimizer, step)
-            yield step
-
     def test_a_saved_model_has_its_own_bytes_only(self):
         optimizer = self.optimizer(self.model.parameters(), model=self.model)
         self.train(optimizer, 1)
@@ -362,22 +289,6 @@ class WeightsTest(Base):
             self.assertEqual(len(ours.getvalue()), len(theirs.getvalue()))
         ours.seek(0)
         self.assertTrue(torch.equal(torch.load(ours), self.model[0].weight))
-
-    def test_load_weights_is_collective(self):
-        models = [net(number) for number in range(2)]
-        loaded = [net(10 + number).state_dict() for number in range(2)]
-
-        def rank(number):
-            model = models[number]
-            optimizer = self.optimizer(model.parameters(), model=model,
-                                       rank=number, world=2)
-            model.load_state_dict(loaded[number])
-            optimizer.load_weights()
-            weight = model[0].weight.detach().clone()
-            optimizer.close()
-            return weight
-        for weight in lab.run_ranks(2, rank):
-            self.assertTrue(torch.equal(weight, net(10)[0].weight))
 
     def test_deepcopy_of_the_model_is_an_ordinary_model(self):
         optimizer = self.optimizer(self.model.parameters(), model=self.model)

@@ -46,6 +46,15 @@ std::vector<std::byte> InitialWeights(const layout::TensorSpec& tensor,
   return weights;
 }
 
+void LoadedWeights(const layout::TensorSpec& tensor, int64_t step,
+                   int64_t begin, int64_t end, std::byte* out) {
+  const uint64_t key =
+      Mix(Hash(tensor.name.data(), tensor.name.size(), 3) ^ Mix(step));
+  std::vector<float> wide(end - begin);
+  for (int64_t i = begin; i < end; ++i) wide[i - begin] = Noise(key + i);
+  kernels::Reference().cast(wide.data(), tensor.dtype, end - begin, out);
+}
+
 void ComputeGradient(const layout::TensorSpec& tensor, int rank, int64_t step,
                      int64_t begin, int64_t end, const std::byte* weights,
                      std::byte* out) {

@@ -21,6 +21,10 @@ namespace ballast::sim {
 std::vector<std::byte> InitialWeights(const layout::TensorSpec& tensor,
                                       int64_t num_elements);
 
+// What rank 0 loads in place of elements [begin, end) in `step`.
+void LoadedWeights(const layout::TensorSpec& tensor, int64_t step,
+                   int64_t begin, int64_t end, std::byte* out);
+
 // Gradient of elements [begin, end) into `out` (the tensor's dtype), from the
 // weights of the same elements.
 void ComputeGradient(const layout::TensorSpec& tensor, int rank, int64_t step,

@@ -218,9 +218,35 @@ void ReferenceModel::CloseErrors(Outcome* outcome) {
   count(layout::Path::kWeights);
 }
 
+void ReferenceModel::LoadStep(int64_t step, bool resets_state) {
+  for (TensorState& tensor : tensors_) {
+    if (!tensor.spec.trainable) continue;
+    LoadedWeights(tensor.spec, step, 0, tensor.size, tensor.weights.data());
+    kernels::Reference().widen(tensor.weights.data(), tensor.spec.dtype,
+                               tensor.size, tensor.master.data());
+    if (!resets_state) continue;
+    std::ranges::fill(tensor.m, 0.0f);
+    std::ranges::fill(tensor.v, 0.0f);
+    for (auto* kept : {&tensor.residuals, &tensor.left_over}) {
+      for (std::vector<float>& node : *kept) std::ranges::fill(node, 0.0f);
+    }
+  }
+  if (resets_state) optimizer_step_ = 0;
+  // What was sent meanwhile is measured for nobody.
+  Outcome outcome;
+  outcome.skipped = true;
+  CloseErrors(&outcome);
+  outcome.skipped = false;
+  Keep(std::move(outcome));
+}
+
 void ReferenceModel::Step() {
   const kernels::Kernels& k = kernels::Reference();
   const auto step = static_cast<int64_t>(outcomes_.size());
+  if (const auto load = scenario_.loads.find(step);
+      load != scenario_.loads.end()) {
+    return LoadStep(step, load->second);
+  }
   Outcome outcome;
   for (const Fault& fault : scenario_.faults) {
     const bool is_bad =

@@ -70,6 +70,8 @@ class ReferenceModel {
   std::vector<float> MeanGradient(TensorState* tensor, int64_t step,
                                   bool* is_finite);
   void Step();
+  // A step in which rank 0's weights replace the job's.
+  void LoadStep(int64_t step, bool resets_state);
   void Keep(Outcome outcome);
 
   const Scenario scenario_;

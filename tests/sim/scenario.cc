@@ -285,6 +285,9 @@ absl::Status ParseLine(Line* line, Scenario* scenario) {
     ASSIGN_OR_RETURN(scenario->snapshot_every, Integer<int64_t>(line->Take()));
   } else if (word == "link") {
     RETURN_IF_ERROR(ParseLink(line, scenario));
+  } else if (word == "load") {
+    ASSIGN_OR_RETURN(const int64_t step, Integer<int64_t>(line->Take()));
+    scenario->loads[step] = line->Is("anew");
   } else if (word == "at") {
     RETURN_IF_ERROR(ParseFault(line, scenario));
   } else if (word == "expect") {

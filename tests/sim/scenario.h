@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -79,6 +80,8 @@ struct Scenario {
   int64_t snapshot_every = 0;   // steps; 0: none are kept
   // The version that is stored, and gone on from; 0: initial values are given.
   int64_t first_version = 0;
+  // Steps in which all ranks load weights, and whether with new moments.
+  std::map<int64_t, bool> loads;
   std::vector<Fault> faults;
   // Empty: the job ends well. Otherwise what the error says: A, or one of
   // A or B.

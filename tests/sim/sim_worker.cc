@@ -480,6 +480,13 @@ void SimWorker::StoreInput() {
     groups.push_back(ToValues(scenario.optimizer, group));
   }
   if (wrong_lr_.has_value()) groups[0].lr = *wrong_lr_;
+  if (const auto load = scenario.loads.find(step_);
+      load != scenario.loads.end()) {
+    for (proto::GroupValues& group : groups) {
+      group.load = static_cast<double>(load->second ? proto::Load::kResetState
+                                                    : proto::Load::kKeepState);
+    }
+  }
   view_->StoreInput(word_, groups, CursorOf(id_.rank, step_));
   RingDoorbell();
 }
@@ -545,8 +552,12 @@ void SimWorker::WriteGradients(int bucket) {
       const layout::TensorPlace& place = layout_->place(piece.tensor);
       const int64_t offset = piece.begin * kernels::SizeOf(tensor.dtype);
       std::byte* const out = gradients.data() + place.gradient_offset + offset;
-      ComputeGradient(tensor, id_.rank, step_, piece.begin, piece.end,
-                      weights.data() + place.weight_offset + offset, out);
+      if (id_.rank == 0 && world_->scenario().loads.contains(step_)) {
+        LoadedWeights(tensor, step_, piece.begin, piece.end, out);
+      } else {
+        ComputeGradient(tensor, id_.rank, step_, piece.begin, piece.end,
+                        weights.data() + place.weight_offset + offset, out);
+      }
       if (is_first) Poison(out, tensor.dtype);
       is_first = false;
     }

@@ -13,7 +13,7 @@ from typing import (Any, Callable, Generator, List, NamedTuple, Optional,
 
 from . import errors
 
-_ABI_MAJOR, _ABI_MINOR = 0, 6
+_ABI_MAJOR, _ABI_MINOR = 0, 7
 _CANCELLED = 1
 ALL_TENSORS = (1 << (8 * ctypes.sizeof(c_size_t))) - 1
 
@@ -50,7 +50,8 @@ class InfoStruct(ctypes.Structure):
 class ResultStruct(ctypes.Structure):
     _fields_ = [("step", c_int64), ("weight_version", c_int64),
                 ("optimizer_step", c_int64), ("skipped", c_int32),
-                ("fallbacks", c_uint32), ("grad_norm", c_double),
+                ("fallbacks", c_uint32), ("loaded", c_int32),
+                ("reserved", c_int32), ("grad_norm", c_double),
                 ("clip_factor", c_double), ("lr", c_double),
                 ("relative_error", c_double), ("wire_bytes_sent", c_uint64),
                 ("wire_bytes_received", c_uint64),
@@ -86,6 +87,9 @@ _PROTOTYPES = {
     "ballast_push": (c_int, [c_void_p, c_size_t, _ERROR]),
     "ballast_step": (c_int, [c_void_p, c_char_p, c_size_t, c_int, c_double,
                              POINTER(ResultStruct), _ERROR]),
+    "ballast_load_weights": (c_int, [c_void_p, POINTER(c_void_p), c_size_t,
+                                     c_int, c_char_p, c_size_t, c_double,
+                                     POINTER(ResultStruct), _ERROR]),
     "ballast_wait": (c_int, [c_void_p, c_size_t, c_double, _ERROR]),
     "ballast_gather": (c_int, [c_void_p, POINTER(c_size_t), c_size_t, c_int,
                                c_double, _ERROR]),
@@ -261,6 +265,16 @@ class Handle:
         self.call(lambda error: self._library.ballast_step(
             self._session, cursor, len(cursor), int(wait), timeout,
             byref(result), error))
+        return result
+
+    def load_weights(self, values: Sequence[Optional[int]], reset_state: bool,
+                     cursor: Optional[bytes], timeout: float) -> ResultStruct:
+        """`values`: an address per tensor, None for what stays; or none."""
+        result = ResultStruct()
+        array = (c_void_p * len(values))(*values)
+        self.call(lambda error: self._library.ballast_load_weights(
+            self._session, array, len(values), int(reset_state), cursor,
+            len(cursor or b""), timeout, byref(result), error))
         return result
 
     def wait(self, tensor: int, timeout: float) -> None:

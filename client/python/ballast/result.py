@@ -14,7 +14,8 @@ class StepResult:
 
     grad_norm is the global norm before clipping, clip_factor what clipping
     multiplied the gradient with (1.0: nothing). skipped: a gradient was not
-    finite, so no weight changed. lr is that of param group 0. seconds runs
+    finite, so no weight changed. loaded: the weights are those of
+    load_weights(). lr is that of param group 0. seconds runs
     from this node's first push to the last published bucket; with
     step(wait=False) it and stage_seconds are as of the commit.
     relative_error says how far what all nodes sent is from what was meant, as
@@ -40,6 +41,7 @@ class StepResult:
     stage_seconds: Dict[str, float]
     fallbacks: int
     relative_error: float
+    loaded: bool
 
     def as_dict(self) -> Dict[str, Any]:
         """All fields, ready for json.dumps."""
@@ -56,4 +58,5 @@ class StepResult:
             wire_bytes_received=result.wire_bytes_received,
             payload_bytes=result.payload_bytes, seconds=result.seconds,
             stage_seconds=dict(zip(STAGES, result.stage_seconds)),
-            fallbacks=result.fallbacks, relative_error=result.relative_error)
+            fallbacks=result.fallbacks, relative_error=result.relative_error,
+            loaded=bool(result.loaded))

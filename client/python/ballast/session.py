@@ -305,14 +305,59 @@ class Session:
             limit = _options.seconds(timeout, "timeout")
         norm = 0.0 if max_norm is None else _options.norm(max_norm)
         self._steps_tried += 1
-        for index, group in enumerate(self.param_groups):
-            self._handle.set_group(index, _library.GroupStruct(
-                **group.flat(), max_norm=norm))
+        self._send_groups(norm)
         start = self._trace.now()
         result = StepResult.of(self._handle.step(cursor, wait, limit))
         self._trace.stepped(result.step, start, result.stage_seconds)
         self._cursor = self._handle.cursor()
         return result
+
+    def load_weights(self, values: Optional[Mapping[str, Any]] = None, *,
+                     reset_state: bool = False,
+                     cursor: Optional[bytes] = None,
+                     timeout: Optional[float] = None) -> StepResult:
+        """Replaces the weights of the running job, in a step of its own that
+        all ranks must take: each calls this in place of step(). It has a
+        number as any step, and the new weights are that version.
+
+        Args:
+          values: name -> value as in `tensors`, of as many tensors as are to
+            change. Rank 0's count; other ranks need not give any.
+          reset_state: moments become zero; else they stay.
+          cursor: as in step(); None: the rank's committed one stays.
+          timeout: seconds, instead of the session's.
+
+        Gradients are zero afterwards. Repeat it after DeadlineExceeded and
+        Aborted. Frozen tensors cannot change.
+        """
+        given = {name: _tensors.parse_tensor(name, value)
+                 for name, value in (values or {}).items()}
+        for name, spec in given.items():
+            own = self._specs[self._tensor(name)]
+            if spec.value is None or spec[1:3] != own[1:3]:
+                raise errors.InvalidArgument(
+                    "load_weights: tensor %s is %s %s in this job; %s %s %s"
+                    % (_names.shown(name), own.dtype, own.shape, spec.dtype,
+                       spec.shape, "was given" if spec.value is not None
+                       else "without a value was given"))
+        limit = self.timeout
+        if timeout is not None:
+            limit = _options.seconds(timeout, "timeout")
+        addresses = [given[spec.name].value.ctypes.data
+                     if spec.name in given else None for spec in self._specs]
+        self._steps_tried += 1
+        self._send_groups(0.0)
+        start = self._trace.now()
+        result = StepResult.of(self._handle.load_weights(
+            addresses, reset_state, cursor, limit))
+        self._trace.stepped(result.step, start, result.stage_seconds)
+        self._cursor = self._handle.cursor()
+        return result
+
+    def _send_groups(self, max_norm: float) -> None:
+        for index, group in enumerate(self.param_groups):
+            self._handle.set_group(index, _library.GroupStruct(
+                **group.flat(), max_norm=max_norm))
 
     def wait(self, name: Optional[str] = None,
              timeout: Optional[float] = None) -> None:

@@ -393,7 +393,7 @@ class LibraryTest(unittest.TestCase):
 
     def test_structs_have_the_size_of_c(self):
         self.assertEqual(ctypes.sizeof(_library.ErrorStruct), 16 + 2048)
-        self.assertEqual(ctypes.sizeof(_library.ResultStruct), 144)
+        self.assertEqual(ctypes.sizeof(_library.ResultStruct), 152)
         self.assertEqual(ctypes.sizeof(_library.TensorStruct), 48)
         self.assertEqual(ctypes.sizeof(_library.InfoStruct), 56)
 

@@ -59,6 +59,11 @@ class Gradients:
     def is_pushed(self, entry: Entry) -> bool:
         return entry.name in self._pushed
 
+    @property
+    def any_pushed(self) -> bool:
+        """Of the step that is computed."""
+        return bool(self._pushed)
+
     def check_pushed(self, entries: List[Entry]) -> None:
         """Refuses gradients that were edited after they were handed over."""
         for entry in entries:

@@ -110,15 +110,15 @@ def norm_of_step(max_norm: float, clipping: float) -> Optional[float]:
         _options.norm(max_norm)
 
 
-def load_after_steps(version: int, is_pending: bool) -> Exception:
+def check_between_steps(is_pending: bool, any_pushed: bool) -> None:
+    """For load_weights()."""
     if is_pending:
-        return errors.FailedPrecondition(
+        raise errors.FailedPrecondition(
             "load_weights() while a step waits for its commit: repeat step() "
             "first")
-    return errors.FailedPrecondition(
-        "load_weights() after step %d: the moments would not fit these "
-        "values. load_weights(restart=True) on all ranks ends the job and "
-        "starts it again from them, with new moments, at step 1" % version)
+    if any_pushed:
+        raise errors.FailedPrecondition(
+            "load_weights() after gradients were pushed: call step() first")
 
 
 def restarted_within_steps() -> Exception:

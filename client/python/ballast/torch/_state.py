@@ -140,6 +140,17 @@ class State:
                 for name, buffer in self._buffers().items()
                 if not torch.equal(buffer, self._initial[name])}
 
+    def with_present_buffers(self, cursor: bytes) -> bytes:
+        """A committed cursor with the buffers of now: what belongs to weights
+        that are loaded between two steps."""
+        state = _pack.loads(cursor)
+        return _pack.dumps({**state, "buffers": self._changed()})
+
+    def loaded(self) -> None:
+        """A step that is repeated from here on starts from these buffers."""
+        if self._top is not None:
+            self._top = {**self._top, "buffers": self._copies()}
+
     def committed(self, user: bytes) -> None:
         self.user = user
         for tracked in self._tracked:

@@ -101,12 +101,16 @@ class Weights:
 
     def check(self) -> None:
         """Refuses parameters that were edited or replaced."""
+        self.check_places()
         for watched in self._watched:
-            parameter = watched.entry.parameter
-            if parameter.data_ptr() != watched.address:
-                raise self._explain(watched.entry, True)
-            if parameter._version != watched.version:
+            if watched.entry.parameter._version != watched.version:
                 raise self._explain(watched.entry, False)
+
+    def check_places(self) -> None:
+        """Refuses parameters that were replaced."""
+        for watched in self._watched:
+            if watched.entry.parameter.data_ptr() != watched.address:
+                raise self._explain(watched.entry, True)
 
     def check_pages(self) -> None:
         """Refuses writes that no version counts."""

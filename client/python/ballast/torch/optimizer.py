@@ -321,23 +321,45 @@ class Optimizer(torch.optim.Optimizer):
         assert self._early is not None
         return torch.tensor(self._early.grad_norm)
 
-    def load_weights(self, *, restart: bool = False) -> None:
-        """Makes the model's present values (rank 0's) the job's weights, on
-        all ranks. Before the first step the job stays as it is. After it,
-        `restart=True` is needed: the job ends and starts again from these
-        values, with new moments, at step 1; not within steps()."""
+    def load_weights(self, *, reset_state: bool = False,
+                     restart: bool = False,
+                     timeout: Optional[float] = None) -> None:
+        """Makes the model's present values (rank 0's, its buffers too) the
+        job's weights, as after model.load_state_dict(). All ranks must call
+        it, between steps. It takes a step's number, and that is the version
+        of the new weights. Before the first step it takes none.
+
+        Args:
+          reset_state: the moments become zero; else they stay.
+          restart: the job ends and starts again from these values, at step
+            1 and with new moments; not within steps().
+          timeout: seconds, instead of the optimizer's. After
+            DeadlineExceeded the same call goes on waiting.
+        """
         if self.session.gathers_weights:
             raise errors.FailedPrecondition(
                 "load_weights() with weights that are not resident: load them "
                 "into the model before the optimizer is built")
-        if self._pending is not None or \
-                (self.session.open_step != 1 and not restart):
-            raise _mistakes.load_after_steps(self.session.weight_version,
-                                             self._pending is not None)
+        _mistakes.check_between_steps(self._pending is not None,
+                                      self._gradients.any_pushed)
         _mistakes.check_not_ddp(self._model, self._entries)
-        self._end_session()
-        self._is_open = False
-        _setup.until_closed(lambda: self._open("never"), self.session.timeout)
+        if restart or self.session.open_step == 1:
+            self._end_session()
+            self._is_open = False
+            _setup.until_closed(lambda: self._open("never"),
+                                self.session.timeout)
+            return
+        assert isinstance(self._weights, Weights)
+        self._weights.check_places()
+        if self._overlap is not None:
+            self._overlap.wait_all()
+        self.last_result = self.session.load_weights(
+            _weights.values(self._entries), reset_state=reset_state,
+            cursor=self._state.with_present_buffers(self.session.cursor),
+            timeout=timeout)
+        self._weights.drop_edits()
+        self._state.loaded()
+        self.zero_grad()
 
     def save(self, name: str = "", timeout: Optional[float] = None) -> str:
         """Keeps the whole job in the daemon's snapshots.directory, as
