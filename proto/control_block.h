@@ -1,6 +1,6 @@
 // The control block: one memfd per worker, mapped by the worker and its
 // daemon, that carries everything a step needs without a system call but the
-// doorbell. This file is its byte format (version 5); little-endian, 64-bit.
+// doorbell. This file is its byte format (version 6); little-endian, 64-bit.
 //
 //   0      ControlBlockHeader            written once by the daemon
 //   4096   DaemonArea                    daemon -> worker
@@ -12,6 +12,7 @@
 //   ...    published[buckets]            daemon -> worker  sequence words
 //   ...    wanted[units]                 worker -> daemon  gather words
 //   ...    held[units]                   daemon -> worker  gather words
+//   ...    rank 0's cursor (64 KiB)      daemon -> worker
 //
 // The offsets of the variable parts are in the header, each on a page of its
 // own. The daemon never reads the header back, nor any offset from it: all
@@ -42,7 +43,7 @@
 namespace ballast::proto {
 
 inline constexpr uint64_t kControlBlockMagic = 0x314b4c42'4c4c4142;  // BALLBLK1
-inline constexpr uint32_t kControlBlockVersion = 5;
+inline constexpr uint32_t kControlBlockVersion = 6;
 inline constexpr uint32_t kPageSize = 4096;
 inline constexpr uint32_t kMaxCursorBytes = 64 * 1024;
 inline constexpr uint32_t kMaxParamGroups = 256;
@@ -101,6 +102,7 @@ struct ControlBlockHeader {
   uint64_t published_offset;
   uint64_t wanted_offset;
   uint64_t held_offset;
+  uint64_t rank0_cursor_offset;
 };
 
 // What a worker hands over with a step, per param group. Values that the
@@ -174,6 +176,11 @@ struct DaemonArea {
   std::atomic<uint32_t> refusal;
   int32_t refusal_code;
   char refusal_text[kMaxErrorBytes];
+  // What rank 0 committed with the step of this word, which is stored after
+  // it and before `committed`; 0 while it is being written.
+  Word rank0_cursor_word;
+  uint32_t rank0_cursor_bytes;
+  uint32_t reserved;
 };
 static_assert(sizeof(DaemonArea) <= kPageSize);
 
@@ -197,6 +204,7 @@ struct ControlBlockLayout {
   uint64_t published_offset;
   uint64_t wanted_offset;
   uint64_t held_offset;
+  uint64_t rank0_cursor_offset;
   uint64_t size_bytes;
 
   // num_buckets <= kMaxBuckets, num_groups <= kMaxParamGroups, num_units <=
@@ -217,7 +225,8 @@ struct ControlBlockLayout {
     layout.wanted_offset = layout.published_offset + words;
     const uint64_t gather_words = Pages(num_units * sizeof(Word));
     layout.held_offset = layout.wanted_offset + gather_words;
-    layout.size_bytes = layout.held_offset + gather_words;
+    layout.rank0_cursor_offset = layout.held_offset + gather_words;
+    layout.size_bytes = layout.rank0_cursor_offset + Pages(kMaxCursorBytes);
     return layout;
   }
 

@@ -154,6 +154,16 @@ void Fill(const ballast::worker::StepResult& from, ballast_step_result* to) {
             to->stage_seconds);
 }
 
+absl::Status CopyOut(std::string_view from, void* buffer, size_t capacity,
+                     size_t* size_bytes) {
+  if (size_bytes == nullptr) return Missing("size_bytes");
+  if (buffer == nullptr && capacity > 0) return Missing("buffer");
+  const size_t copied = std::min(capacity, from.size());
+  if (copied > 0) std::memcpy(buffer, from.data(), copied);
+  *size_bytes = from.size();
+  return absl::OkStatus();
+}
+
 absl::Status CheckGroup(Worker& worker, size_t index) {
   if (index < worker.groups().size()) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
@@ -348,13 +358,15 @@ int ballast_gathers_weights(ballast_session* session) {
 int ballast_cursor(ballast_session* session, void* buffer, size_t capacity,
                    size_t* size_bytes, ballast_error* error) {
   return Guarded(session, error, [&](Worker& worker) {
-    if (size_bytes == nullptr) return Missing("size_bytes");
-    if (buffer == nullptr && capacity > 0) return Missing("buffer");
-    const std::string& cursor = worker.cursor();
-    const size_t copied = std::min(capacity, cursor.size());
-    if (copied > 0) std::memcpy(buffer, cursor.data(), copied);
-    *size_bytes = cursor.size();
-    return absl::OkStatus();
+    return CopyOut(worker.cursor(), buffer, capacity, size_bytes);
+  });
+}
+
+int ballast_rank0_cursor(ballast_session* session, void* buffer,
+                         size_t capacity, size_t* size_bytes,
+                         ballast_error* error) {
+  return Guarded(session, error, [&](Worker& worker) {
+    return CopyOut(worker.rank0_cursor(), buffer, capacity, size_bytes);
   });
 }
 

@@ -49,7 +49,7 @@ extern "C" {
 #endif
 
 #define BALLAST_ABI_MAJOR 0
-#define BALLAST_ABI_MINOR 7
+#define BALLAST_ABI_MINOR 8
 /* Whether a caller that was compiled with this header may use a library of
  * this version. */
 #define BALLAST_ABI_FITS(version)                                    \
@@ -251,6 +251,11 @@ int ballast_gathers_weights(ballast_session* session);
  * copied, *size_bytes is its true size. */
 int ballast_cursor(ballast_session* session, void* buffer, size_t capacity,
                    size_t* size_bytes, ballast_error* error);
+
+/* What rank 0 committed with that step: the same on all ranks, of all nodes. */
+int ballast_rank0_cursor(ballast_session* session, void* buffer,
+                         size_t capacity, size_t* size_bytes,
+                         ballast_error* error);
 
 /* One JSON object: the job as the daemon sees it. Free with ballast_free. */
 int ballast_stats(ballast_session* session, double timeout, char** json,

@@ -3,7 +3,7 @@
 #   exports_test.sh LIBRARY HEADER
 set -eu
 exported=$(nm -D --defined-only "$1" | awk '{print $3}' | sort)
-declared=$(grep -oE '\bballast_[a-z_]+\(' "$2" | tr -d '(' | sort -u)
+declared=$(grep -oE '\bballast_[a-z0-9_]+\(' "$2" | tr -d '(' | sort -u)
 if [ "$exported" != "$declared" ]; then
   echo "exported:" $exported
   echo "declared:" $declared

@@ -13,7 +13,7 @@
 /* Of the ABI version that the header names: a struct that changes gets
  * another version (ballast.h says when), here and in _library.py. */
 static int check_structs(void) {
-  CHECK(BALLAST_ABI_MAJOR == 0 && BALLAST_ABI_MINOR == 7);
+  CHECK(BALLAST_ABI_MAJOR == 0 && BALLAST_ABI_MINOR == 8);
   CHECK(sizeof(ballast_error) == 2064);
   CHECK(sizeof(ballast_tensor) == 48);
   CHECK(sizeof(ballast_group) == 88);

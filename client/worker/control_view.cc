@@ -112,6 +112,7 @@ absl::StatusOr<ControlView> ControlView::Create(std::span<std::byte> bytes,
       reinterpret_cast<WorkerArea*>(base + layout.worker_area_offset);
   view.groups_ = reinterpret_cast<GroupValues*>(base + layout.groups_offset);
   view.cursor_ = base + layout.cursor_offset;
+  view.rank0_cursor_ = base + layout.rank0_cursor_offset;
   view.pushed_ = reinterpret_cast<proto::Word*>(base + layout.pushed_offset);
   view.published_ =
       reinterpret_cast<const proto::Word*>(base + layout.published_offset);
@@ -139,6 +140,19 @@ std::optional<StepResult> ControlView::Record(uint64_t word) const {
   if (slot.word.load(std::memory_order_relaxed) != word) return std::nullopt;
   record.word = word;
   return ToResult(record);
+}
+
+bool ControlView::ReadRank0Cursor(uint64_t word, std::string* cursor) const {
+  if (daemon_->rank0_cursor_word.load(std::memory_order_acquire) != word) {
+    return false;
+  }
+  const uint32_t size =
+      __atomic_load_n(&daemon_->rank0_cursor_bytes, __ATOMIC_RELAXED);
+  if (size > proto::kMaxCursorBytes) return false;
+  cursor->resize((size + 3) / 4 * 4);  // it is read in whole words
+  CopyShared(cursor->data(), rank0_cursor_, cursor->size());
+  cursor->resize(size);
+  return daemon_->rank0_cursor_word.load(std::memory_order_relaxed) == word;
 }
 
 std::optional<Failure> ControlView::FailureAfter(uint32_t seen) const {

@@ -68,6 +68,10 @@ class ControlView {
   // The answer to the step of `word`; nullopt while there is none.
   std::optional<StepResult> Record(uint64_t word) const;
 
+  // What rank 0 committed with the step of `word`; false if it is another
+  // step's. After committed() is `word`.
+  bool ReadRank0Cursor(uint64_t word, std::string* cursor) const;
+
   // The last failure, if it is another than number `seen` (0: none seen).
   std::optional<Failure> FailureAfter(uint32_t seen) const;
 
@@ -92,6 +96,7 @@ class ControlView {
   proto::WorkerArea* worker_ = nullptr;
   proto::GroupValues* groups_ = nullptr;
   std::byte* cursor_ = nullptr;
+  const std::byte* rank0_cursor_ = nullptr;
   proto::Word* pushed_ = nullptr;
   const proto::Word* published_ = nullptr;
   proto::Word* wanted_ = nullptr;

@@ -117,6 +117,24 @@ TEST(ControlViewTest, RecordIsReadOnlyUnderItsOwnWord) {  // I1
   EXPECT_FALSE(view.Record(SequenceWord(2, 5)));
 }
 
+TEST(ControlViewTest, Rank0sCursorIsReadOnlyUnderItsOwnWord) {  // I1
+  Block block;
+  ControlView view = *View(block);
+  const uint64_t word = SequenceWord(1, 5);
+  std::string cursor;
+  EXPECT_FALSE(view.ReadRank0Cursor(word, &cursor));
+  const std::string text = "seven b";  // no whole number of words
+  std::memcpy(block.at<char>(Block::Layout().rank0_cursor_offset), text.data(),
+              text.size());
+  block.daemon().rank0_cursor_bytes = text.size();
+  block.daemon().rank0_cursor_word = word;
+  EXPECT_TRUE(view.ReadRank0Cursor(word, &cursor));
+  EXPECT_EQ(cursor, text);
+  EXPECT_FALSE(view.ReadRank0Cursor(SequenceWord(1, 6), &cursor));
+  block.daemon().rank0_cursor_bytes = proto::kMaxCursorBytes + 1;  // I27
+  EXPECT_FALSE(view.ReadRank0Cursor(word, &cursor));
+}
+
 TEST(ControlViewTest, FailureIsSeenOnceAndNeverHalfWritten) {
   Block block;
   ControlView view = *View(block);

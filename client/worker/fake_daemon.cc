@@ -298,6 +298,12 @@ void FakeDaemon::Commit(uint64_t word, bool open_next,
   record.weight_version = proto::StepOf(word);
   record.grad_norm = 2;
   record.word = word;
+  const std::string cursor =
+      "rank 0's of " + std::to_string(proto::StepOf(word));
+  std::memcpy(at<char>(layout_.rank0_cursor_offset), cursor.data(),
+              cursor.size());
+  area().rank0_cursor_bytes = cursor.size();
+  area().rank0_cursor_word = word;
   area().committed = word;
   if (open_next) area().open = word + 1;
   Wake();

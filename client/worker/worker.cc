@@ -95,6 +95,7 @@ void Worker::TakeBegin() {
   weight_version_ = begin.weight_version();
   optimizer_step_ = begin.optimizer_step();
   cursor_ = begin.cursor();
+  rank0_cursor_ = begin.rank0_cursor();
   former_cursor_.reset();
   if (begin.has_step_input()) former_cursor_ = begin.step_cursor();
 }
@@ -435,6 +436,11 @@ absl::StatusOr<StepResult> Worker::Step(const StepRequest& request) {
   }
   cursor_ = former_cursor_.has_value() ? *former_cursor_ : open_cursor_;
   former_cursor_.reset();
+  if (!view().ReadRank0Cursor(word_, &rank0_cursor_)) {
+    return over_ = absl::DataLossError(
+               absl::StrCat("the daemon committed step ", proto::StepOf(word_),
+                            " without rank 0's cursor"));
+  }
   is_committed_ = true;
   is_result_due_ = true;
   is_input_stored_ = false;

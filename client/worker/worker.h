@@ -98,6 +98,8 @@ class Worker {
   int64_t weight_version() const { return weight_version_; }
   int64_t optimizer_step() const { return optimizer_step_; }
   const std::string& cursor() const { return cursor_; }  // last committed
+  // What rank 0 committed with the same step: the same on all ranks.
+  const std::string& rank0_cursor() const { return rank0_cursor_; }
   int rank() const { return options_.topology.rank(); }
   // Of the open step: something was pushed; Step was called and is to be
   // repeated.
@@ -214,6 +216,7 @@ class Worker {
   int64_t weight_version_ = 0;
   int64_t optimizer_step_ = 0;
   std::string cursor_;
+  std::string rank0_cursor_;
   std::optional<std::string> former_cursor_;  // given for word_: counts
   std::string open_cursor_;  // these two were handed over with word_
   std::vector<proto::GroupValues> open_groups_;

@@ -85,6 +85,7 @@ TEST_F(WorkerTest, StepsOneAfterTheOther) {
     EXPECT_EQ(daemon_->cursor(), cursor);
     EXPECT_EQ(daemon_->lr(), step);
     EXPECT_EQ(worker_->cursor(), cursor);
+    EXPECT_EQ(worker_->rank0_cursor(), "rank 0's of " + std::to_string(step));
     EXPECT_EQ(worker_->weight_version(), step);
   }
 }
@@ -338,10 +339,12 @@ TEST_F(WorkerTest, SuccessorPushesOnlyWhatIsMissing) {  // I19
   FakeDaemon::Script script = FakeDaemon::DefaultScript();
   script.begin.set_open_step(5);
   script.begin.set_cursor("four");
+  script.begin.set_rank0_cursor("rank 0's four");
   script.begin.add_pushed_buckets(1);
   Start(script);
   EXPECT_EQ(worker_->open_step(), 5);
   EXPECT_EQ(worker_->cursor(), "four");
+  EXPECT_EQ(worker_->rank0_cursor(), "rank 0's four");
   const uint64_t word = SequenceWord(1, 5);
   const auto result = StepWith([&] {
     while (daemon_->pushed(0) != word || daemon_->step_input() != word) {

@@ -277,7 +277,8 @@ void JobRuntime::OnLoaded(absl::StatusOr<snapshot::LoadedState> loaded) {
   const absl::Status kept = state_->Commit(std::move(scalars));
   if (!kept.ok()) return Fail(kept);
   parts_.job->Restore(loaded->optimizer_step, std::move(loaded->groups),
-                      std::move(loaded->cursors));
+                      std::move(loaded->cursors),
+                      std::move(loaded->rank0_cursor));
   JoinOthers();
 }
 
@@ -356,9 +357,10 @@ void JobRuntime::Published(BucketId bucket, Generation generation, Step step) {
   parts_.job->Published(bucket, generation, step);
 }
 
-void JobRuntime::Committed(const engine::StepSummary& summary) {
+void JobRuntime::Committed(const engine::StepSummary& summary,
+                           std::string_view rank0_cursor) {
   last_progress_ = parts_.clock->Now();
-  parts_.job->Committed(ToReport(summary));
+  parts_.job->Committed(ToReport(summary), rank0_cursor);
   if (snapshots_ != nullptr) snapshots_->OnCommitted(summary.step);
 }
 

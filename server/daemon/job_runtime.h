@@ -146,7 +146,8 @@ class JobRuntime final : public session::JobObserver,
   void Open(Generation generation, Step step) override;
   void Consumed(BucketId bucket, Generation generation, Step step) override;
   void Published(BucketId bucket, Generation generation, Step step) override;
-  void Committed(const engine::StepSummary& summary) override;
+  void Committed(const engine::StepSummary& summary,
+                 std::string_view rank0_cursor) override;
   void Finished(const engine::StepSummary& summary) override;
   void Aborted(Step step, Generation next, const absl::Status& why) override;
   // engine::MemberPort

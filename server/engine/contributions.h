@@ -45,6 +45,9 @@ class Contributions {
   absl::Status Agreement() const;
   // Of all ranks, if they agree.
   const GroupList& groups() const { return ranks_[0].groups; }
+  const std::string& cursor(LocalRank rank) const {
+    return ranks_[rank.value()].cursor;
+  }
   std::vector<std::string> TakeCursors();
 
   // "rank 2 has not pushed 3 of 12 buckets, rank 3 has not called step".

@@ -44,8 +44,10 @@ class FakeWorkers final : public WorkerPort {
     log_->push_back(
         absl::StrCat("published ", bucket.value(), "@", step.value()));
   }
-  void Committed(const StepSummary& summary) override {
+  void Committed(const StepSummary& summary,
+                 std::string_view rank0_cursor) override {
     log_->push_back(absl::StrCat("committed ", summary.step.value()));
+    rank0_cursors.emplace_back(rank0_cursor);
   }
   void Finished(const StepSummary& summary) override {
     log_->push_back(absl::StrCat("finished ", summary.step.value()));
@@ -54,6 +56,8 @@ class FakeWorkers final : public WorkerPort {
     log_->push_back(absl::StrCat("aborted ", step.value(), " next ",
                                  next.value(), ": ", why.message()));
   }
+
+  std::vector<std::string> rank0_cursors;
 
  private:
   CallLog* const log_;

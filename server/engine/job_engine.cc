@@ -123,6 +123,12 @@ class JobEngineImpl final : public JobEngine {
     const absl::StatusOr<std::vector<kernels::StepScalars>> scalars =
         ParseScalars(commit, contributions_.groups().size());
     if (!scalars.ok()) return Fail(scalars.status());
+    if (commit.rank0_cursor().size() > proto::kMaxCursorBytes) {
+      return Fail(absl::DataLossError(absl::StrCat(
+          "the commit of step ", commit.step(), " has a cursor of rank 0 of ",
+          commit.rank0_cursor().size(), " bytes, at most ",
+          proto::kMaxCursorBytes, " are possible")));
+    }
     const absl::Status recorded = Record(commit);
     if (!recorded.ok()) return Fail(recorded);
     StepSummary summary = Summarize(commit);
@@ -148,7 +154,7 @@ class JobEngineImpl final : public JobEngine {
     if (committed_->summary.skipped) ++counts_.skipped;
     if (committed_->summary.loaded) ++counts_.loaded;
     stages_.assign(num_buckets_, BucketStage::kUpdating);
-    parts_.workers->Committed(committed_->summary);
+    parts_.workers->Committed(committed_->summary, commit.rank0_cursor());
     OpenNext(open_->generation, open_->step.next());
     if (commit.load() != 0) {
       parts_.loads->StartLoad(
@@ -315,6 +321,9 @@ class JobEngineImpl final : public JobEngine {
     }
     for (uint64_t limb : open_->norm2.limbs()) vote.add_norm2_limbs(limb);
     vote.set_non_finite(!open_->is_finite);
+    if (parts_.node == NodeRank(0)) {
+      vote.set_rank0_cursor(contributions_.cursor(LocalRank(0)));
+    }
     for (const proto::GroupValues& group : contributions_.groups()) {
       *vote.add_groups() = ToStepGroup(group);
     }

@@ -451,6 +451,22 @@ TEST_F(JobEngineTest, MalformedCommitEndsTheJob) {  // I27
   EXPECT_THAT(TakeLog(), IsEmpty());
 }
 
+TEST_F(JobEngineTest, WhatRank0CommitsIsTold) {
+  Make(1);
+  Compute();
+  EXPECT_EQ(members_.votes.back().rank0_cursor(), "") << "this is node 1";
+  v1::Commit commit = CommitOf(1);
+  commit.set_rank0_cursor("rank 0's");
+  engine_->OnCommit(commit);
+  EXPECT_EQ(workers_.rank0_cursors.back(), "rank 0's");
+  // I27: what no worker could have given ends the job.
+  Make(1);
+  Compute();
+  commit.set_rank0_cursor(std::string(proto::kMaxCursorBytes + 1, 'x'));
+  engine_->OnCommit(commit);
+  EXPECT_THAT(log_, Contains(HasSubstr("has a cursor of rank 0 of 65537")));
+}
+
 TEST_F(JobEngineTest, OptimizerThatRefusesEndsTheJob) {
   Make(1);
   Compute();

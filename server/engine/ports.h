@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cstdint>
+#include <string_view>
 
 #include "absl/status/status.h"
 #include "proto/peer.pb.h"
@@ -60,7 +61,9 @@ class WorkerPort {
   virtual void Published(BucketId bucket, Generation generation, Step step) = 0;
   // Called at commit, before the next Open and any Consumed; and once more with
   // the final seconds before the last Published (the record is then complete).
-  virtual void Committed(const StepSummary& summary) = 0;
+  // `rank0_cursor`: what rank 0 commits with the step, for all ranks.
+  virtual void Committed(const StepSummary& summary,
+                         std::string_view rank0_cursor) = 0;
   virtual void Finished(const StepSummary& summary) = 0;
   // The step is void and will be open again in `next` (Open follows); `why`
   // says what to mend.

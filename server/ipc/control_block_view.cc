@@ -121,6 +121,7 @@ absl::StatusOr<ControlBlockView> ControlBlockView::Create(
       .published_offset = layout.published_offset,
       .wanted_offset = layout.wanted_offset,
       .held_offset = layout.held_offset,
+      .rank0_cursor_offset = layout.rank0_cursor_offset,
   };
   std::memcpy(memory.data(), &header, sizeof(header));
   return view;
@@ -188,6 +189,19 @@ absl::Status ControlBlockView::ReadStepValues(
   CopyOnce(reinterpret_cast<std::byte*>(cursor->data()),
            memory_ + layout_.cursor_offset, cursor_bytes);
   return absl::OkStatus();
+}
+
+void ControlBlockView::StoreRank0Cursor(uint64_t word,
+                                        std::string_view cursor) {
+  proto::DaemonArea* const area = daemon_area();
+  area->rank0_cursor_word.store(0, std::memory_order_relaxed);
+  const size_t words = cursor.size() / sizeof(uint64_t) * sizeof(uint64_t);
+  std::byte* const to = memory_ + layout_.rank0_cursor_offset;
+  StoreWords(to, cursor.data(), words);
+  StoreWords<uint8_t>(to + words, cursor.data() + words, cursor.size() - words);
+  __atomic_store_n(&area->rank0_cursor_bytes,
+                   static_cast<uint32_t>(cursor.size()), __ATOMIC_RELEASE);
+  area->rank0_cursor_word.store(word, std::memory_order_release);
 }
 
 void ControlBlockView::StoreConsumed(BucketId bucket, uint64_t word) {

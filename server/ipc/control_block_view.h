@@ -76,6 +76,9 @@ class ControlBlockView {
   void StorePublished(BucketId bucket, uint64_t word);
   void StoreHeld(int unit, uint64_t word);
   void StoreOpen(Generation generation, Step step);
+  // What rank 0 commits with the step, at most kMaxCursorBytes; before
+  // StoreCommitted.
+  void StoreRank0Cursor(uint64_t word, std::string_view cursor);
   // Writes the step's record first, then `committed`.
   void StoreCommitted(const StepReport& report);
   // The job's end (fatal) or an aborted step. Text beyond the bound is cut.

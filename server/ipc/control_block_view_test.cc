@@ -61,7 +61,8 @@ TEST_F(ControlBlockViewTest, TheHeaderSaysWhereThingsAre) {
       header().daemon_area_offset, header().worker_area_offset,
       header().groups_offset,      header().cursor_offset,
       header().pushed_offset,      header().consumed_offset,
-      header().published_offset,   header().size_bytes};
+      header().published_offset,   header().rank0_cursor_offset,
+      header().size_bytes};
   EXPECT_EQ(offsets[0], 4096u);
   EXPECT_EQ(offsets[1], 8192u);
   EXPECT_EQ(offsets[2], 12288u);
@@ -124,7 +125,10 @@ TEST(ControlBlockLayoutTest, FitsEveryCount) {
                 proto::kMaxCursorBytes);
       EXPECT_GE(layout.consumed_offset - layout.pushed_offset, buckets * 8u);
       EXPECT_GE(layout.published_offset - layout.consumed_offset, buckets * 8u);
-      EXPECT_GE(layout.size_bytes - layout.published_offset, buckets * 8u);
+      EXPECT_GE(layout.rank0_cursor_offset - layout.published_offset,
+                buckets * 8u);
+      EXPECT_EQ(layout.size_bytes - layout.rank0_cursor_offset,
+                proto::kMaxCursorBytes);
     }
   }
 }
@@ -143,6 +147,18 @@ TEST_F(ControlBlockViewTest, WordsAreWhereTheWorkerLooks) {
             proto::SequenceWord(2, 75));
   view_.StoreOpen(Generation(2), Step(78));
   EXPECT_EQ(daemon_area().open.load(), proto::SequenceWord(2, 78));
+}
+
+TEST_F(ControlBlockViewTest, ShowsWhatRank0Committed) {
+  for (const std::string& cursor : {std::string("thirteen byte"), std::string(),
+                                    std::string(proto::kMaxCursorBytes, 'x')}) {
+    const uint64_t word = proto::SequenceWord(2, 76 + cursor.size());
+    view_.StoreRank0Cursor(word, cursor);
+    EXPECT_EQ(daemon_area().rank0_cursor_word.load(), word);
+    EXPECT_EQ(std::string(At<char>(header().rank0_cursor_offset),
+                          daemon_area().rank0_cursor_bytes),
+              cursor);
+  }
 }
 
 TEST_F(ControlBlockViewTest, ReadsTheStepsValues) {

@@ -93,6 +93,7 @@ v1::Commit MakeCommit(const StepRules& rules, const v1::Vote& first,
   commit.set_skipped(skipped);
   *commit.mutable_groups() = first.groups();
   commit.set_load(LoadOf(first));
+  commit.set_rank0_cursor(first.rank0_cursor());
   if (skipped) {
     commit.set_grad_norm(
         commit.load() != 0 ? 0 : std::numeric_limits<double>::quiet_NaN());

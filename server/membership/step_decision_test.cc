@@ -133,6 +133,16 @@ TEST(DecideStepTest, NodesThatLoadAndOthersThatDoNotAbort) {
               HasSubstr("load is 0 on rank 0 but 1 on rank 2"));
 }
 
+TEST(DecideStepTest, CarriesWhatRank0Commits) {
+  v1::Vote first = VoteWith(25);
+  first.set_rank0_cursor("rank 0's");
+  v1::Vote other = VoteWith(25);
+  other.set_rank0_cursor("nobody's");
+  EXPECT_EQ(CommitOf(Rules(), {first, other}).rank0_cursor(), "rank 0's");
+  other.set_non_finite(true);
+  EXPECT_EQ(CommitOf(Rules(), {first, other}).rank0_cursor(), "rank 0's");
+}
+
 TEST(DecideStepTest, CarriesTheBitsOfTheScalars) {
   const v1::Commit commit = CommitOf(Rules(), {VoteWith(1, 0.25)});
   EXPECT_EQ(ScalarsOf(commit),

@@ -110,6 +110,8 @@ TEST(ConvertTest, BeginReplyCarriesEveryField) {
   EXPECT_EQ(proto.pushed_buckets(1), 4);
   EXPECT_FALSE(proto.has_step_input());
   reply.step_cursor = "seven";
+  reply.rank0_cursor = "rank 0's";
+  EXPECT_EQ(ToProto(reply).rank0_cursor(), "rank 0's");
   EXPECT_TRUE(ToProto(reply).has_step_input());
   EXPECT_EQ(ToProto(reply).step_cursor(), "seven");
 }

@@ -78,6 +78,7 @@ struct BeginReply {
   std::vector<kernels::HyperParameters> groups;  // of the last committed step
   std::vector<int32_t> pushed_buckets;           // in already for open_step
   std::optional<std::string> step_cursor;  // the input of open_step is in too
+  std::string rank0_cursor;  // rank 0's, committed with open_step - 1
 };
 
 }  // namespace ballast::session

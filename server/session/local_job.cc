@@ -173,8 +173,10 @@ std::string LocalJob::WaitingFor() const {
 
 void LocalJob::Restore(int64_t optimizer_step,
                        std::vector<kernels::HyperParameters> groups,
-                       std::vector<std::string> cursors) {
+                       std::vector<std::string> cursors,
+                       std::string rank0_cursor) {
   optimizer_step_ = optimizer_step;
+  rank0_cursor_ = std::move(rank0_cursor);
   groups_ = std::move(groups);
   for (size_t l = 0; l < cursors.size() && l < slots_.size(); ++l) {
     slots_[l]->RestoreCursor(std::move(cursors[l]));
@@ -228,11 +230,16 @@ void LocalJob::Published(BucketId bucket, Generation generation, Step step) {
   WakeLater();
 }
 
-void LocalJob::Committed(const ipc::StepReport& report) {
+void LocalJob::Committed(const ipc::StepReport& report,
+                         std::string_view rank0_cursor) {
   const uint64_t word =
       proto::SequenceWord(report.generation.value(), report.step.value());
   optimizer_step_ = report.optimizer_step;
-  for (const auto& slot : slots_) slot->CommitInput(word);
+  rank0_cursor_.assign(rank0_cursor);
+  for (const auto& slot : slots_) {
+    slot->CommitInput(word);
+    if (slot->is_occupied()) slot->view().StoreRank0Cursor(word, rank0_cursor);
+  }
   // All ranks agree on the groups, so the first slot speaks for all.
   const std::vector<proto::GroupValues>& values = slots_[0]->groups();
   for (size_t i = 0; i < groups_.size(); ++i) {
@@ -382,6 +389,7 @@ void LocalJob::AnswerBegin(LocalRank rank) {
       reply.pushed_buckets.push_back(static_cast<int32_t>(b));
     }
   }
+  reply.rank0_cursor = rank0_cursor_;
   if (slot.HasInput(open_->word())) reply.step_cursor = slot.open_cursor();
   std::exchange(slot.begin_done, nullptr)(std::move(reply));
 }

@@ -80,10 +80,10 @@ class LocalJob {
   std::span<std::byte> weights();
 
   // Of a stored state, before the first Open: what workers are told at Begin.
-  // `cursors` by local rank, or none.
+  // `cursors` by local rank, or none; rank 0's is told to all ranks.
   void Restore(int64_t optimizer_step,
                std::vector<kernels::HyperParameters> groups,
-               std::vector<std::string> cursors);
+               std::vector<std::string> cursors, std::string rank0_cursor);
   // Null: all weights are resident. Otherwise the segment is sparse.
   const layout::GatherUnits* units() const {
     return units_.has_value() ? &*units_ : nullptr;
@@ -102,7 +102,7 @@ class LocalJob {
   void Open(Generation generation, Step step);
   void Consumed(BucketId bucket, Generation generation, Step step);
   void Published(BucketId bucket, Generation generation, Step step);
-  void Committed(const ipc::StepReport& report);
+  void Committed(const ipc::StepReport& report, std::string_view rank0_cursor);
   void Finished(const ipc::StepReport& report);
   void Aborted(Step step, Generation next, const absl::Status& why);
 
@@ -204,6 +204,7 @@ class LocalJob {
   std::optional<PendingAbort> pending_abort_;
   std::optional<EarlyClose> closed_elsewhere_;  // the earliest
   int64_t optimizer_step_ = 0;
+  std::string rank0_cursor_;        // last committed
   std::vector<uint64_t> consumed_;  // last stored word, per bucket
   std::vector<uint64_t> published_;
   std::optional<ipc::StepReport> reports_[2];     // by step & 1

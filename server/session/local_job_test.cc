@@ -66,7 +66,7 @@ class LocalJobTest : public testing::Test {
     report.step = Step(step);
     report.outcome = proto::StepOutcome::kCommitted;
     report.optimizer_step = step;
-    job_->Committed(report);
+    job_->Committed(report, "rank 0's");
     job_->Open(Generation(1), Step(step + 1));
     for (int b = 0; b < 3; ++b) {
       job_->Consumed(BucketId(b), Generation(1), Step(step));
@@ -226,6 +226,7 @@ TEST_F(LocalJobTest, ReplacementIsToldStepCursorAndPushedBuckets) {
   EXPECT_EQ(begin->groups[0].lr, 0.25);
   EXPECT_THAT(begin->pushed_buckets, ElementsAre(2));
   EXPECT_EQ(begin->step_cursor, std::nullopt);
+  EXPECT_EQ(begin->rank0_cursor, "rank 0's");
   EXPECT_EQ(observer_.all_ready, 2);
   // Its control block says the same.
   EXPECT_EQ(processes_[2].daemon()->open.load(), Word(1, 2));

@@ -121,7 +121,7 @@ TEST_F(SessionsTest, AStoredJobNeedsNoInitialValues) {
   // What is stored is told at Begin.
   std::optional<BeginReply> begun;
   sessions_.Begin("key", absl::InfiniteDuration(), [&](auto r) { begun = *r; });
-  job->Restore(6, {{.lr = 0.5}}, {"here"});
+  job->Restore(6, {{.lr = 0.5}}, {"here"}, "here");
   job->Open(Generation(1), Step(8));
   ASSERT_TRUE(begun.has_value());
   EXPECT_EQ(begun->open_step, Step(8));
@@ -307,7 +307,7 @@ class LastStepTest : public SessionsTest {
     ipc::StepReport report;
     report.generation = Generation(1);
     report.step = Step(1);
-    job().Committed(report);
+    job().Committed(report, "");
     job().Open(Generation(1), Step(2));
   }
   LocalJob& job() { return *sessions_.Find("job"); }
@@ -529,7 +529,7 @@ TEST_F(SessionsTest, ScribblingHarmsNobodyElse) {
       ipc::StepReport report;
       report.generation = Generation(1);
       report.step = Step(step);
-      job->Committed(report);
+      job->Committed(report, "");
       evil.pushes.clear();
       evil.refusals.clear();
       job->Open(Generation(1), Step(++step));

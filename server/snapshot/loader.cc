@@ -80,7 +80,9 @@ class Loading {
   }
 
   bool IsWanted(const StoredSection& section) const {
-    if (section.kind == Kind::kCursor) return CursorOf(section) != nullptr;
+    if (section.kind == Kind::kCursor) {
+      return section.tensor == 0 || CursorOf(section) != nullptr;
+    }
     if (section.kind == Kind::kMaster && casts_weights()) return true;
     if (section.kind == Kind::kPublished) {
       return target_.wants_published ||
@@ -95,8 +97,10 @@ class Loading {
   absl::Status Take(const StoredSection& section, uint64_t offset,
                     std::span<const std::byte> bytes) {
     if (section.kind == Kind::kCursor) {
-      CursorOf(section)->append(reinterpret_cast<const char*>(bytes.data()),
-                                bytes.size());
+      const std::string_view part(reinterpret_cast<const char*>(bytes.data()),
+                                  bytes.size());
+      if (section.tensor == 0) rank0_cursor_.append(part);
+      if (std::string* own = CursorOf(section)) own->append(part);
       return absl::OkStatus();
     }
     const TensorId tensor(tensors_[section.tensor]);
@@ -122,6 +126,7 @@ class Loading {
   }
 
   std::vector<std::string> TakeCursors() { return std::move(cursors_); }
+  std::string TakeRank0Cursor() { return std::move(rank0_cursor_); }
 
  private:
   bool casts_weights() const {
@@ -158,6 +163,7 @@ class Loading {
   std::vector<std::vector<OwnedRange>> owned_;  // by tensor of the layout
   std::vector<int32_t> tensors_;  // of the layout, by tensor of the manifest
   mutable std::vector<std::string> cursors_;
+  std::string rank0_cursor_;
 };
 
 }  // namespace
@@ -236,6 +242,7 @@ absl::StatusOr<LoadedState> LoadState(FileSystem& files,
   loaded.optimizer_step = manifest.optimizer_step;
   loaded.groups = manifest.groups;
   loaded.cursors = loading.TakeCursors();
+  loaded.rank0_cursor = loading.TakeRank0Cursor();
   loaded.stored_world_size = manifest.world_size();
   return loaded;
 }

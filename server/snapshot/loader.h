@@ -61,6 +61,7 @@ struct LoadedState {
   int64_t optimizer_step = 0;
   std::vector<kernels::HyperParameters> groups;
   std::vector<std::string> cursors;  // by local rank; empty: none fit
+  std::string rank0_cursor;          // however many ranks there are
   int stored_world_size = 0;
 };
 

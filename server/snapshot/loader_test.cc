@@ -133,6 +133,7 @@ TEST(LoaderTest, LoadsOnAnyNodesAndWorkers) {  // I17
           } else {
             EXPECT_TRUE(loaded.result.cursors.empty());
           }
+          EXPECT_EQ(loaded.result.rank0_cursor, "rank 0 at 5");
           if (!has_published) continue;
           // Bit for bit what was published, frozen tensors included.
           const std::vector<std::byte> weights(rig.weights().begin(),

@@ -92,6 +92,7 @@ class LoadTest(nodes.NodesCase):
         self.assertEqual(s.optimizer_step,
                          0 if options.get("reset_state") else updates)
         self.assertEqual(s.cursor, b"rank %d at 2" % s.rank)
+        self.assertEqual(s.rank0_cursor, b"rank 0 at 2")
         for name, value in values.items():
             self.assertBitsEqual(s.params[name], self.plain(value))
         self.assertBitsEqual(s.params["norm"], norm)  # was not given
@@ -121,6 +122,7 @@ class LoadTest(nodes.NodesCase):
                             daemons, rank, 2, job.initial(self.SHAPES),
                             job="again", load="job/after", optimizer=_ADAMW,
                             gradient_clipping=0.5, exchange=exchange) as s:
+                        self.assertEqual(s.rank0_cursor, b"rank 0 at 6")
                         return digest(s.params), s.optimizer_step
                 for result in lab.run_ranks(4, worker):
                     self.assertEqual(result, (digests[-1], updates))

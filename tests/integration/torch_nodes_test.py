@@ -1,5 +1,5 @@
-"""PyTorch on several nodes: torchrun on each, the process group's store, and
-buffers that are rank 0's."""
+"""PyTorch on several nodes: torchrun on each, and the process group's
+store."""
 
 import datetime
 import os
@@ -16,14 +16,14 @@ from ballast import launch
 
 try:
     import torch
-    from torch import distributed, nn
+    from torch import distributed
 except ImportError:
     torch = None
 
 if torch is not None and not lab.missing():
     import ballast
     import ballast.torch
-    from ballast.torch import _rendezvous, _setup
+    from ballast.torch import _rendezvous
 
 _EXAMPLES = os.path.dirname(os.environ.get("BALLAST_TRAIN_GPT", "")) or "."
 _NO_GLOO = torch is None or not distributed.is_available()
@@ -172,9 +172,7 @@ class RendezvousTest(lab.TestCase):
 
 
 @unittest.skipIf(_NO_GLOO, "no Gloo")
-class BuffersTest(lab.TestCase):
-
-    _PLACE = {"rank": 0, "world_size": 1}
+class StoreTest(lab.TestCase):
 
     def group(self):
         distributed.init_process_group(
@@ -186,33 +184,6 @@ class BuffersTest(lab.TestCase):
         store = _rendezvous.default_store()
         store.set("ballast/coordinator/job", "a:1")
         self.assertEqual(store.get("ballast/coordinator/job"), b"a:1")
-
-    def test_what_it_needs(self):
-        model = nn.BatchNorm1d(2)
-        for buffers, which, kind, parts in (
-                ("rank1", model, ballast.InvalidArgument, "\"rank0\""),
-                ("rank0", None, ballast.InvalidArgument, "needs model="),
-                ("rank0", model, ballast.FailedPrecondition,
-                 "init_process_group")):
-            self.assertRaisesWith(kind, parts, lambda: _setup.sharing(
-                buffers, which, self._PLACE))
-        self.group()
-        self.assertRaisesWith(
-            ballast.FailedPrecondition,
-            ["rank 0 of 1 in the process group", "rank 1 of 2 in the job"],
-            lambda: _setup.sharing("rank0", model,
-                                   {"rank": 1, "world_size": 2}))
-
-    def test_tensors_of_several_types_keep_their_shapes(self):
-        self.group()
-        take = _setup.sharing("rank0", nn.BatchNorm1d(2), self._PLACE)
-        tensors = [torch.arange(6.0).view(2, 3), torch.tensor(7),
-                   torch.ones(0), torch.full((2,), 2.5)]
-        before = [t.clone() for t in tensors]
-        take(tensors)
-        for one, other in zip(tensors, before):
-            self.assertTrue(torch.equal(one, other))
-        take([])
 
 
 if __name__ == "__main__":

@@ -185,6 +185,7 @@ void SimWorker::OnBegun(absl::StatusOr<session::BeginReply> reply) {
     world_->OnViolation(absl::StrCat("rank ", id_.rank, " got cursor \"",
                                      reply->cursor, "\" at step ", step_));
   }
+  CheckRank0Cursor(reply->rank0_cursor, step_ - 1);
   is_scheduled_.assign(num_buckets, false);
   // One that comes back while the last step is being published is told of
   // older versions too, which are being overwritten.
@@ -380,7 +381,17 @@ bool SimWorker::HandleFailure() {
   return false;
 }
 
+// Of the same step on all ranks of all nodes.
+void SimWorker::CheckRank0Cursor(const std::string& cursor, int64_t step) {
+  if (cursor == (step == 0 ? "" : CursorOf(0, step))) return;
+  world_->OnViolation(absl::StrCat("rank ", id_.rank, " got rank 0's cursor \"",
+                                   cursor, "\" with step ", step));
+}
+
 void SimWorker::Advance() {
+  std::string cursor;
+  if (!view_->ReadRank0Cursor(word_, &cursor)) cursor = "none";
+  CheckRank0Cursor(cursor, step_);
   ++step_;
   word_ = view_->open();
   if (proto::StepOf(word_) != step_) {

@@ -72,6 +72,7 @@ class SimWorker {
   void RingDoorbell();
   bool HandleFailure();
   void Advance();
+  void CheckRank0Cursor(const std::string& cursor, int64_t step);
   bool IsPublished(int64_t version) const;
   void ReadPublished();
   void ReadBucket(int bucket, int64_t version);

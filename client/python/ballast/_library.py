@@ -13,7 +13,7 @@ from typing import (Any, Callable, Generator, List, NamedTuple, Optional,
 
 from . import errors
 
-_ABI_MAJOR, _ABI_MINOR = 0, 7
+_ABI_MAJOR, _ABI_MINOR = 0, 8
 _CANCELLED = 1
 ALL_TENSORS = (1 << (8 * ctypes.sizeof(c_size_t))) - 1
 
@@ -99,6 +99,8 @@ _PROTOTYPES = {
     "ballast_gathers_weights": (c_int, [c_void_p]),
     "ballast_cursor": (c_int, [c_void_p, c_void_p, c_size_t,
                                POINTER(c_size_t), _ERROR]),
+    "ballast_rank0_cursor": (c_int, [c_void_p, c_void_p, c_size_t,
+                                     POINTER(c_size_t), _ERROR]),
     "ballast_save": (c_int, [c_void_p, c_char_p, c_double, POINTER(c_int64),
                              POINTER(c_void_p), _ERROR]),
     "ballast_stats": (c_int, [c_void_p, c_double, POINTER(c_void_p),
@@ -299,11 +301,17 @@ class Handle:
         return bool(self._library.ballast_gathers_weights(self._session))
 
     def cursor(self) -> bytes:
+        return self._copy(self._library.ballast_cursor)
+
+    def rank0_cursor(self) -> bytes:
+        return self._copy(self._library.ballast_rank0_cursor)
+
+    def _copy(self, function: Any) -> bytes:
         buffer = ctypes.create_string_buffer(1 << 16)
         size = c_size_t()
-        self.call(lambda error: self._library.ballast_cursor(
+        self.call(lambda error: function(
             self._session, buffer, len(buffer), byref(size), error))
-        return buffer.raw[:size.value]
+        return ctypes.string_at(buffer, size.value)
 
     def stats(self, timeout: float) -> str:
         text = c_void_p()

@@ -247,6 +247,11 @@ class Session:
         """This rank's cursor of the last committed step, b"" before."""
         return self._cursor
 
+    @property
+    def rank0_cursor(self) -> bytes:
+        """What rank 0 committed with that step: the same on all ranks."""
+        return self._handle.rank0_cursor()
+
     # ---- The training loop. ----
 
     def steps(self, total: int) -> Iterator[int]:

@@ -11,9 +11,9 @@ BALLAST_COORDINATOR says otherwise on rank 0's node: the process group's store
 tells the others. On Debian's torch 1.13, python3 -m torch.distributed.run
 -r 1 -t 1 instead of torchrun.
 
-The process group is optional; here it averages the validation loss, gives
-all ranks rank 0's running statistics (buffers="rank0"), and tells the nodes
-where to meet. Gradients and weights never travel through it.
+The process group is optional; here it averages the validation loss and tells
+the nodes where to meet. Gradients, weights and BatchNorm's running statistics
+(rank 0's on all ranks) never travel through it.
 """
 
 import hashlib
@@ -48,8 +48,7 @@ def main() -> None:
                           nn.ReLU(), nn.Linear(64, CLASSES))
     teacher = torch.randn(FEATURES, CLASSES)
     optimizer = ballast.torch.Optimizer(
-        model.parameters(), torch.optim.AdamW, lr=1e-2, model=model,
-        buffers="rank0")
+        model.parameters(), torch.optim.AdamW, lr=1e-2, model=model)
     rank = optimizer.session.rank
     for step in optimizer.steps(STEPS):
         model.train()

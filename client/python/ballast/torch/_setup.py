@@ -50,43 +50,11 @@ def place(job: Optional[str], rank: Optional[int], world_size: Optional[int],
         node_rank=node_rank), _options.job_name(job, env)
 
 
-def sharing(buffers: Any, model: Optional[torch.nn.Module],
-            topology: Dict[str, int]) -> Optional[Callable[[List[Any]], None]]:
-    """What gives all ranks rank 0's buffers; None: each keeps its own."""
-    if buffers not in ("cursor", "rank0", "local"):
+def check_buffers(buffers: Any) -> None:
+    if buffers not in ("rank0", "cursor", "local"):
         raise errors.InvalidArgument(
-            "buffers must be \"cursor\", \"rank0\" or \"local\", not %s"
+            "buffers must be \"rank0\", \"cursor\" or \"local\", not %s"
             % _names.shown(buffers))
-    if buffers != "rank0":
-        return None
-    if model is None:
-        raise errors.InvalidArgument(
-            "buffers=\"rank0\" needs model=, whose buffers they are")
-    distributed = torch.distributed
-    if not distributed.is_available() or not distributed.is_initialized():
-        raise errors.FailedPrecondition(
-            "buffers=\"rank0\" sends them by the process group: call "
-            "torch.distributed.init_process_group(\"gloo\") first, or use "
-            "\"cursor\": each rank commits its own")
-    group = (distributed.get_rank(), distributed.get_world_size())
-    if group != (topology["rank"], topology["world_size"]):
-        raise errors.FailedPrecondition(
-            "buffers=\"rank0\": this is rank %d of %d in the process group, "
-            "and rank %d of %d in the job: they must be the same"
-            % (*group, topology["rank"], topology["world_size"]))
-    return _take_rank_0s
-
-
-def _take_rank_0s(tensors: List[torch.Tensor]) -> None:
-    """One broadcast for each type, so that many small buffers cost one."""
-    with torch.no_grad():
-        for dtype in sorted({t.dtype for t in tensors}, key=str):
-            ours = [t for t in tensors if t.dtype == dtype]
-            flat = torch.cat([t.reshape(-1) for t in ours])
-            torch.distributed.broadcast(flat, 0)
-            for tensor, part in zip(ours, flat.split(
-                    [t.numel() for t in ours])):
-                tensor.copy_(part.view(tensor.shape))
 
 
 def check_unowned(entries: List[Entry]) -> None:

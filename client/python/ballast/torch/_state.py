@@ -83,13 +83,13 @@ class State:
     Args:
       model: its persistent buffers are part of the state once they change;
         None: none are.
-      share: gives them rank 0's values, on all ranks; None: each has its own.
+      follows: they are rank 0's, whose cursor has them; this is another rank.
     """
 
     def __init__(self, model: Optional[torch.nn.Module],
-                 share: Optional[Callable[[List[torch.Tensor]], None]] = None):
+                 follows: bool = False):
         self._model = model
-        self._share = share
+        self._follows = follows and model is not None
         self._names = [] if model is None else _persistent_buffers(model)
         self._initial = self._copies()
         self._tracked: List[_Tracked] = []
@@ -105,8 +105,6 @@ class State:
         """The cursor of the step that ends here."""
         for tracked in self._tracked:
             tracked.check_stepped_once()
-        if self._share is not None:
-            self._share(list(self._buffers().values()))
         parts = {"random": _packed(_random_state()), "buffers": self._changed(),
                  "tracked": {t.name: t.thing.state_dict()
                              for t in self._tracked},
@@ -136,6 +134,8 @@ class State:
 
     def _changed(self) -> Dict[str, torch.Tensor]:
         """Constants are not carried: who builds the model has them."""
+        if self._follows:
+            return {}
         return {name: buffer.detach()
                 for name, buffer in self._buffers().items()
                 if not torch.equal(buffer, self._initial[name])}
@@ -158,11 +158,23 @@ class State:
 
     # ---- In. ----
 
-    def resume(self, cursor: bytes) -> None:
-        """Takes over what the rank committed last."""
-        state = self._take(cursor)
-        self._resumed = state["tracked"]
-        self._is_resumed = True
+    def resume(self, cursor: bytes, rank0_cursor: bytes) -> None:
+        """Takes over what the rank committed last. Of buffers what rank 0 did,
+        if this one follows it, or has committed nothing: a snapshot has no
+        cursors for another number of ranks."""
+        if cursor:
+            state = self._take(cursor)
+            self._resumed = state["tracked"]
+            self._is_resumed = True
+        if self._names and rank0_cursor and (self._follows or not cursor):
+            self._restore_buffers(_checked(rank0_cursor)["buffers"])
+            if self._top is not None:
+                self._top["buffers"] = self._copies()
+
+    def follow(self, rank0_cursor: Callable[[], bytes]) -> None:
+        """After a commit: rank 0's buffers, where they count."""
+        if self._follows and self._names:
+            self._restore_buffers(_checked(rank0_cursor())["buffers"])
 
     def adopt(self, cursor: bytes) -> None:
         """After a step that was computed twice, by a former worker of this
@@ -174,13 +186,7 @@ class State:
             tracked.committed()
 
     def _take(self, cursor: bytes) -> Dict[str, Any]:
-        state = _pack.loads(cursor)
-        if not isinstance(state, dict) or state.get("format") != _FORMAT or \
-                not _PARTS <= set(state):
-            raise errors.InvalidArgument(
-                "the job's cursor was written by another version of this "
-                "library: end the job (ballastctl, or close()) or use that "
-                "version")
+        state = _checked(cursor)
         self.user = state["user"]
         try:
             self._top = {"random": _unpacked(state["random"]),
@@ -194,10 +200,13 @@ class State:
 
     def _restore(self, state: Dict[str, Any]) -> None:
         _set_random_state(state["random"])
+        self._restore_buffers(state["buffers"])
+
+    def _restore_buffers(self, carried: Dict[str, torch.Tensor]) -> None:
         buffers = self._buffers()
         # Of those that have not changed nothing was carried.
         values = {name: self._initial[name] for name in buffers}
-        values.update(state["buffers"])
+        values.update(carried)
         with torch.no_grad():
             for name, value in values.items():
                 buffer = buffers.get(name)
@@ -245,6 +254,17 @@ class State:
                   "optimizer.track() before the loop"
                   % ", ".join(sorted(self._resumed)), file=sys.stderr)
             self._resumed = {}
+
+
+def _checked(cursor: bytes) -> Dict[str, Any]:
+    state = _pack.loads(cursor)
+    if not isinstance(state, dict) or state.get("format") != _FORMAT or \
+            not _PARTS <= set(state):
+        raise errors.InvalidArgument(
+            "the job's cursor was written by another version of this "
+            "library: end the job (ballastctl, or close()) or use that "
+            "version")
+    return state
 
 
 def _persistent_buffers(model: torch.nn.Module) -> List[str]:

@@ -42,10 +42,9 @@ class Optimizer(torch.optim.Optimizer):
         step() returns at commit: the new weights are waited for where they
         are first used. Needs model=.
       backward_passes_per_step: with overlap: push in the k-th backward.
-      buffers: "cursor": persistent buffers of `model` that change are
-        committed, each rank's own; "rank0": before each commit all ranks take
-        rank 0's, by the process group, which must be initialised; "local":
-        they stay with this process.
+      buffers: persistent buffers of `model` that change: "rank0": rank 0's
+        are committed, and all ranks have them after each step; "cursor": each
+        rank's own are committed; "local": they stay with this process.
       gather_cache: with exchange={"secondary_partition": "none"} (needs
         model=): bytes of weights that are kept after their use within a
         step; 0: each module's are given back at once.
@@ -72,7 +71,7 @@ class Optimizer(torch.optim.Optimizer):
                  address: Optional[str] = None,
                  coordinator: Optional[str] = None,
                  token: Optional[str] = None, strict: bool = True,
-                 buffers: str = "cursor", gather_cache: int = 0,
+                 buffers: str = "rank0", gather_cache: int = 0,
                  timeout: float = 600.0,
                  connect_timeout: float = 30.0, tenant: Optional[str] = None,
                  bucket_bytes: Optional[int] = None,
@@ -123,8 +122,9 @@ class Optimizer(torch.optim.Optimizer):
         self._early: Optional[StepResult] = None  # by clip_grad_norm_
         self._is_repeat = False
         self._is_finished = False
+        _setup.check_buffers(buffers)
         self._state = State(None if buffers == "local" else model,
-                            _setup.sharing(buffers, model, place))
+                            follows=buffers == "rank0" and place["rank"] != 0)
         self._open(resume, load)
         if self.session.resumed:
             self._take_over()
@@ -165,8 +165,7 @@ class Optimizer(torch.optim.Optimizer):
                 group.setdefault("initial_lr", group["lr"])
             group.update(values)
         self._held = held
-        if self.session.cursor:
-            self._state.resume(self.session.cursor)
+        self._state.resume(self.session.cursor, self.session.rank0_cursor)
 
     # ---- torch.optim.Optimizer's methods. ----
 
@@ -358,6 +357,7 @@ class Optimizer(torch.optim.Optimizer):
             cursor=self._state.with_present_buffers(self.session.cursor),
             timeout=timeout)
         self._weights.drop_edits()
+        self._state.follow(lambda: self.session.rank0_cursor)
         self._state.loaded()
         self.zero_grad()
 
@@ -469,6 +469,7 @@ class Optimizer(torch.optim.Optimizer):
             self._state.committed(self._pending_user)
         else:  # this rank's former worker gave the step
             self._state.adopt(self.session.cursor)
+        self._state.follow(lambda: self.session.rank0_cursor)
         self._forget()
         if self._overlap is not None:
             self._overlap.committed()
