@@ -6,7 +6,7 @@ DDP over Gloo on the same links in the same run.
         [--steps K] [--json FILE]
 
 The loop is the whole: forward, backward, exchange, AdamW. Compute is kept
-small, so that the exchange shows, by one sequence of T tokens a rank (16);
+small, so that the exchange shows, by one sequence of T tokens a rank (8);
 the row "compute" is forward and backward alone, of all ranks at once on this
 machine, and is marked if it is more than a second. Ballast pushes during
 backward and waits where a weight is first used (overlap=True); DDP overlaps
@@ -77,7 +77,7 @@ def main(argv: List[str]) -> int:
     parser = on_lab.parser("step", __doc__, nodes=4, workers=1)
     parser.add_argument("--model", default="gpt2",
                         choices=("gpt2", "gpt2-medium", "tiny"))
-    parser.add_argument("--tokens", type=int, default=16)
+    parser.add_argument("--tokens", type=int, default=8)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--preset", action="append")
     options = parser.parse_args(argv)

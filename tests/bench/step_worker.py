@@ -2,15 +2,20 @@
 on the same links, whole turns of a GPT-2 training loop:
 
     compute              forward and backward alone, all ranks at once
+                         (gradients add up: zeroing them is a loop's, not
+                         theirs)
     ddp_fp32, ddp_fp16   DistributedDataParallel over Gloo and PyTorch's
                          AdamW; fp16: with PyTorch's compressing hook
     step/PRESET          ballast.torch.Optimizer, with overlap
 
 All start from the same weights and see the same data, so the losses of a row
-are also written. Rank 0 writes the rows.
+are also written. Rank 0 writes the rows. Memory that a turn frees is kept for
+the next one, in all rows: by default glibc gives large tensors back to the
+kernel, and half of such a turn's processor time is page faults.
 """
 
 import argparse
+import ctypes
 import gc
 import json
 import sys
@@ -24,6 +29,7 @@ import ballast.torch
 import gpt2_model
 import worker
 
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 _HYPER = {"lr": 1e-4, "betas": (0.9, 0.95), "weight_decay": 0.1}
 
 
@@ -57,11 +63,8 @@ class Loop:
 def compute(options: argparse.Namespace) -> Dict[str, Any]:
     loop = Loop(options)
 
-    def step() -> None:
-        loop.model.zero_grad(set_to_none=False)
-        distributed.barrier()
-
-    return loop.run("compute", loop.model, step, options.steps)
+    return loop.run("compute", loop.model, distributed.barrier,
+                    options.steps)
 
 
 def ddp(name: str, options: argparse.Namespace) -> Dict[str, Any]:
@@ -100,6 +103,14 @@ def ours(name: str, options: argparse.Namespace) -> Dict[str, Any]:
     return row
 
 
+def keep_memory() -> None:
+    """mallopt(3): no mapping of its own for a large block, and no trimming."""
+    libc = ctypes.CDLL(None)
+    for parameter, value in ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 2**31 - 1)):
+        if libc.mallopt(parameter, value) != 1:
+            raise OSError("mallopt(%d, %d) is refused" % (parameter, value))
+
+
 def row_of(name: str, options: argparse.Namespace) -> Dict[str, Any]:
     row = compute(options) if name == "compute" else \
         ddp(name, options) if name in ("ddp_fp32", "ddp_fp16") else \
@@ -117,6 +128,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--json", required=True)
     parser.add_argument("rows", nargs="+")
     options = parser.parse_args(argv)
+    keep_memory()
     torch.set_num_threads(1)
     distributed.init_process_group("gloo")
     rows = [row_of(name, options) for name in options.rows]
