@@ -297,10 +297,13 @@ void Cluster::OnVersion(WorkerId id, int64_t version, uint64_t hash,
   }
   const int node = id.rank / scenario_.workers;
   // With overlap the next gradient may be there already.
-  const bool is_next_bad = scenario_.overlap && version < scenario_.steps &&
-                           reference_.WasSkipped(version + 1);
-  if (version > scenario_.first_version && !reference_.WasSkipped(version) &&
-      !is_next_bad && ones_checked_.insert({node, version}).second) {
+  const auto is_bad = [this](int64_t step) {
+    return reference_.WasSkipped(step) || scenario_.loads.contains(step);
+  };
+  const bool is_next_bad =
+      scenario_.overlap && version < scenario_.steps && is_bad(version + 1);
+  if (version > scenario_.first_version && !is_bad(version) && !is_next_bad &&
+      ones_checked_.insert({node, version}).second) {
     CheckOnes(node, version);
   }
   if (!is_ownership_checked_) CheckOwnership();

@@ -129,6 +129,11 @@ class Drawing {
     if (gathers_) Say("units_at_once ", Between(2, 4));
     if (OneIn(2)) Say("push_order ", Pick({"reverse", "random"}));
     if (OneIn(2)) Say("overlap");
+    // Of damage only what a step writes anew is known.
+    if (!gathers_ && !MayCorrupt() && OneIn(3)) {
+      load_step_ = Between(1, steps_);
+      Say("load ", load_step_, OneIn(2) ? " anew" : "");
+    }
     if (OneIn(2)) Say("gather ", Pick({"direct", "ring", "doubling", "bruck"}));
     if (!OneIn(2)) return;
     const bool may_halve = is_exact_ && (nodes_ & (nodes_ - 1)) == 0;
@@ -166,6 +171,8 @@ class Drawing {
     const std::string at = absl::StrCat("at step ", step, " ");
     switch (Below(6)) {
       case 0:
+        // Rank 0's would be weights.
+        if (step == load_step_) return;
         return Say(at, Pick({"nan", "infinity"}), " rank ", rank);
       case 1:
         return Say(at, "slow rank ", rank, " back ", Between(1, 3000), "ms");
@@ -234,7 +241,8 @@ class Drawing {
   bool is_delta_ = false;
   bool gathers_ = false;
   bool has_node_faults_ = false;
-  int last_lr_ = 0;  // step
+  int last_lr_ = 0;    // step
+  int load_step_ = 0;  // 0: none
 };
 
 }  // namespace
