@@ -52,4 +52,30 @@ void Holdings::GiveBack(int tensor, Store store) {
   }
 }
 
+bool Holdings::IsHeld(int tensor, int64_t version, Look held) const {
+  if (!is_wanted_[tensor]) return false;
+  const UnitRange& range = ranges_[tensor];
+  for (int u = range.first; range.first >= 0 && u <= range.last; ++u) {
+    const uint64_t word = held(u);
+    if (!proto::IsHeldFor(word, units_[u].request) ||
+        proto::StateOfHeld(word) != proto::HeldState::kHeld ||
+        proto::VersionOfHeld(word) != (is_frozen(u) ? 0 : version)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool Holdings::IsRefused(int tensor, Look held) const {
+  const UnitRange& range = ranges_[tensor];
+  for (int u = range.first; range.first >= 0 && u <= range.last; ++u) {
+    const uint64_t word = held(u);
+    if (proto::IsHeldFor(word, units_[u].request) &&
+        proto::StateOfHeld(word) == proto::HeldState::kRefused) {
+      return true;
+    }
+  }
+  return false;
+}
+
 }  // namespace ballast::worker

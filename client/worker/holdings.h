@@ -44,6 +44,13 @@ class Holdings {
   // The request of a unit; odd, it is wanted.
   uint64_t request(int unit) const { return units_[unit].request; }
 
+  // What the daemon says of a unit (proto::HeldWord). Whether all units of a
+  // tensor that is wanted are there with the weights of `version`; whether one
+  // of them was refused.
+  using Look = absl::FunctionRef<uint64_t(int unit)>;
+  bool IsHeld(int tensor, int64_t version, Look held) const;
+  bool IsRefused(int tensor, Look held) const;
+
  private:
   struct Unit {
     uint64_t request = 0;

@@ -5,6 +5,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "proto/control_block.h"
 #include "server/base/status_matchers.h"
 
 namespace ballast::worker {
@@ -41,6 +42,30 @@ TEST_F(HoldingsTest, AUnitIsWantedAsLongAsATensorIs) {
   EXPECT_EQ(GiveBack(1), (Stored{{1, 2}}));
   EXPECT_EQ(Want(1), (Stored{{1, 3}}));
   EXPECT_EQ(holdings_.request(1), 3u);
+}
+
+TEST_F(HoldingsTest, ATensorIsHeldWhenAllItsUnitsAnswerItsRequests) {  // I1
+  using proto::HeldState;
+  uint64_t words[3] = {};
+  const auto held = [&](int unit) { return words[unit]; };
+  EXPECT_FALSE(holdings_.IsHeld(0, 5, held)) << "nobody wants it";
+  Want(0);
+  words[0] = proto::HeldWord(1, HeldState::kHeld, 5);
+  EXPECT_FALSE(holdings_.IsHeld(0, 5, held));
+  words[1] = proto::HeldWord(1, HeldState::kHeld, 4);
+  EXPECT_FALSE(holdings_.IsHeld(0, 5, held)) << "an older version";
+  words[1] = proto::HeldWord(1, HeldState::kHeld, 5);
+  EXPECT_TRUE(holdings_.IsHeld(0, 5, held));
+  EXPECT_FALSE(holdings_.IsRefused(0, held));
+  GiveBack(0);
+  Want(0);
+  EXPECT_FALSE(holdings_.IsHeld(0, 5, held)) << "of the request before";
+  words[1] = proto::HeldWord(3, HeldState::kRefused, 0);
+  EXPECT_TRUE(holdings_.IsRefused(0, held));
+  // What is frozen has no version.
+  Want(3);
+  words[2] = proto::HeldWord(1, HeldState::kHeld, 0);
+  EXPECT_TRUE(holdings_.IsHeld(3, 5, held));
 }
 
 TEST_F(HoldingsTest, ATensorWithoutElementsNeedsNothing) {

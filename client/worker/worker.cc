@@ -8,6 +8,7 @@
 #include "absl/strings/cord.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "proto/group_values.h"
 #include "server/base/names.h"
 #include "server/base/status_macros.h"
 
@@ -18,22 +19,6 @@ constexpr char kResumePayload[] = "ballast.resume_step";
 constexpr absl::Duration kSlice = absl::Milliseconds(50);
 constexpr absl::Duration kStatsLimit = absl::Seconds(2);
 constexpr absl::Duration kReasonLimit = absl::Milliseconds(200);
-
-constexpr std::pair<const char*, double proto::GroupValues::*> kFields[] = {
-    {"lr", &proto::GroupValues::lr},
-    {"beta1", &proto::GroupValues::beta1},
-    {"beta2", &proto::GroupValues::beta2},
-    {"eps", &proto::GroupValues::eps},
-    {"weight_decay", &proto::GroupValues::weight_decay},
-    {"momentum", &proto::GroupValues::momentum},
-    {"dampening", &proto::GroupValues::dampening},
-    {"nesterov", &proto::GroupValues::nesterov},
-    {"lr_decay", &proto::GroupValues::lr_decay},
-    {"initial_accumulator_value",
-     &proto::GroupValues::initial_accumulator_value},
-    {"max_norm", &proto::GroupValues::max_norm},
-    {"load", &proto::GroupValues::load},
-};
 
 absl::Status WithResumeStep(absl::Status status, int64_t step) {
   status.SetPayload(kResumePayload, absl::Cord(absl::StrCat(step)));
@@ -186,13 +171,12 @@ absl::Status Worker::CheckRepeat(std::string_view cursor) const {
   std::string change;
   if (cursor != open_cursor_) change = "the cursor";
   for (size_t i = 0; i < groups_.size(); ++i) {
-    for (const auto& [name, field] : kFields) {
-      const double then = open_groups_[i].*field;
-      const double now = groups_[i].*field;
-      if (then == now) continue;
-      change = absl::StrCat(name, " of group ", i, " (", then, " then, ", now,
-                            " now)");
-    }
+    const proto::GroupField* const field =
+        proto::FirstDifference(open_groups_[i], groups_[i]);
+    if (field == nullptr) continue;
+    change = absl::StrCat(field->name, " of group ", i, " (",
+                          open_groups_[i].*field->value, " then, ",
+                          groups_[i].*field->value, " now)");
   }
   if (change.empty()) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
@@ -535,37 +519,19 @@ bool Worker::IsHeld(int tensor) const {
   if (!CheckTensor(tensor).ok()) return false;
   const Holdings& holdings = attachment_->holdings;
   if (!holdings.are_gathered()) return true;
-  if (!over_.ok() || !holdings.is_wanted(tensor)) return false;
-  const UnitRange& range = holdings.range(tensor);
+  const ControlView& view = attachment_->view;
   // A step that the former worker gave commits while it is computed again:
   // from then on there are its weights only.
-  const int64_t gathered_version =
-      is_step_given() && attachment_->view.committed() == word_
-          ? proto::StepOf(word_)
-          : weight_version_;
-  for (int u = range.first; range.first >= 0 && u <= range.last; ++u) {
-    const uint64_t word = attachment_->view.held(u);
-    const int64_t version = holdings.is_frozen(u) ? 0 : gathered_version;
-    if (!proto::IsHeldFor(word, holdings.request(u)) ||
-        proto::StateOfHeld(word) != proto::HeldState::kHeld ||
-        proto::VersionOfHeld(word) != version) {
-      return false;
-    }
-  }
-  return true;
+  const bool is_newer = is_step_given() && view.committed() == word_;
+  return over_.ok() &&
+         holdings.IsHeld(tensor,
+                         is_newer ? proto::StepOf(word_) : weight_version_,
+                         [&](int unit) { return view.held(unit); });
 }
 
 bool Worker::IsRefused(int tensor) const {
-  const Holdings& holdings = attachment_->holdings;
-  const UnitRange& range = holdings.range(tensor);
-  for (int u = range.first; range.first >= 0 && u <= range.last; ++u) {
-    const uint64_t word = attachment_->view.held(u);
-    if (proto::IsHeldFor(word, holdings.request(u)) &&
-        proto::StateOfHeld(word) == proto::HeldState::kRefused) {
-      return true;
-    }
-  }
-  return false;
+  return attachment_->holdings.IsRefused(
+      tensor, [&](int unit) { return attachment_->view.held(unit); });
 }
 
 absl::Status Worker::WaitHeld(std::span<const int> tensors,
