@@ -16,109 +16,19 @@ import contextlib
 import mmap
 import time
 import weakref
-from typing import (Any, Callable, Dict, Iterable, Iterator, List, Mapping,
-                    Optional)
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional
 
 import numpy as np
 import torch
 
 from .. import errors
 from . import _weights
+from ._gathered_parts import Forward, Lease, Looked, Part, Saved, end_lease
 from ._parameters import Entry
-
-
-def is_asked_for(exchange: Any) -> bool:
-    """Whether a policy leaves no weights resident."""
-    if isinstance(exchange, Mapping):
-        return exchange.get("secondary_partition") == "none"
-    return "secondary_partition=none" in str(exchange).split()
-
-
-def check(model: Optional[torch.nn.Module], overlap: Any) -> None:
-    """Refuses what does not go together with it."""
-    if model is None:
-        raise errors.InvalidArgument(
-            "exchange with secondary_partition: none needs model=: weights "
-            "are gathered where its modules use them")
-    if overlap:
-        raise errors.InvalidArgument(
-            "overlap=True with secondary_partition: none is not possible: "
-            "weights are waited for where they are gathered; leave overlap "
-            "out")
-    if isinstance(model, torch.jit.ScriptModule) or \
-            hasattr(model, "_orig_mod"):
-        raise errors.InvalidArgument(
-            "exchange with secondary_partition: none needs an ordinary "
-            "module, not a compiled or scripted one, which does not say when "
-            "it uses a weight")
-
 
 # Seconds in which other workers of the node may make room; what never fits is
 # refused after them.
 _PATIENCE = 30.0
-
-
-def check_cache(cache_bytes: Any) -> int:
-    if type(cache_bytes) is not int or cache_bytes < 0:
-        raise errors.InvalidArgument(
-            "gather_cache must be a number of bytes >= 0, not %r"
-            % (cache_bytes,))
-    return cache_bytes
-
-
-class _Lease(np.ndarray):
-    """Memory of a gathered weight; somebody reads it as long as it lives."""
-
-
-class _Saved:
-    """What autograd keeps of a weight for backward: where it lay."""
-
-    __slots__ = ("part", "offset", "size", "stride", "version")
-
-    def __init__(self, part: "_Part", tensor: torch.Tensor, version: int):
-        self.part = part
-        self.offset = (tensor.data_ptr() - part.address) // \
-            tensor.element_size()
-        self.size = tuple(tensor.shape)
-        self.stride = tensor.stride()
-        self.version = version
-
-
-class _Part:
-    """One parameter."""
-
-    def __init__(self, entry: Entry, memory: Any, offset: int):
-        parameter = entry.parameter
-        self.entry = entry
-        self.offset = offset
-        self.size_bytes = parameter.numel() * parameter.element_size()
-        self.leases = 0
-        self.is_wanted = False  # asked for, perhaps not here yet
-        self.present = parameter.data
-        if self.size_bytes:
-            self.present = torch.frombuffer(
-                memory, dtype=parameter.dtype, count=parameter.numel(),
-                offset=offset).view(parameter.shape)
-        self.absent = torch.full((), float("nan"), dtype=parameter.dtype
-                                 ).expand(parameter.shape)
-        self.address = self.present.data_ptr()
-        # Shares the version counter; an in-place operation on it touches no
-        # memory.
-        parameter.data = self.present
-        self.empty_view = parameter.detach().view(-1)[:0]
-        self.version = parameter._version
-        self.hide()
-
-    @property
-    def is_shown(self) -> bool:
-        return self.entry.parameter.data_ptr() == self.address
-
-    def show(self) -> None:
-        self.entry.parameter.data = self.present
-
-    def hide(self) -> None:
-        if self.size_bytes:
-            self.entry.parameter.data = self.absent
 
 
 class Gathered:
@@ -139,7 +49,7 @@ class Gathered:
         self._session = session
         self._explain = explain
         self._cache_bytes = cache_bytes
-        self._early: List[_Part] = []  # asked for before their use, last
+        self._early: List[Part] = []  # asked for before their use, last
         self._is_over = False
         self.gathers = 0  # that were waited for
         self.prefetches = 0  # that were asked for before they were needed
@@ -155,25 +65,25 @@ class Gathered:
             self._base = torch.frombuffer(self._memory, dtype=torch.uint8,
                                           count=1).data_ptr()
         with torch.no_grad():
-            self._parts = [_Part(entry, self._memory, place.offset)
+            self._parts = [Part(entry, self._memory, place.offset)
                            for entry, place in zip(entries, places)]
         self._by_parameter = {id(p.entry.parameter): p for p in self._parts}
         self._starts = sorted((p.address, p.address + p.size_bytes, i)
                               for i, p in enumerate(self._parts)
                               if p.size_bytes)
         # Wanted parts, the one that was used last at the end.
-        self._recent: "collections.OrderedDict[int, _Part]" = \
+        self._recent: "collections.OrderedDict[int, Part]" = \
             collections.OrderedDict()
         self._order: List[torch.nn.Module] = []  # of the last forward
-        self._next: Dict[int, List[_Part]] = {}  # by module: of the next one
+        self._next: Dict[int, List[Part]] = {}  # by module: of the next one
         # By part: which one backward took after it, and the last one.
-        self._following: Dict[int, _Part] = {}
-        self._taken: Optional[_Part] = None
-        self._running: List[List[_Part]] = []  # forwards under way
+        self._following: Dict[int, Part] = {}
+        self._taken: Optional[Part] = None
+        self._running: List[List[Part]] = []  # forwards under way
         self._handles: List[Any] = []
         self._own = self._owned(model)
         self._attach(model)
-        model.forward = _Forward(  # type: ignore[assignment]
+        model.forward = Forward(  # type: ignore[assignment]
             weakref.ref(self), model.forward)
 
     # ---- Forward. ----
@@ -189,7 +99,7 @@ class Gathered:
                         self._before(own)))
                     self._handles.append(module.register_forward_hook(
                         self._after(own)))
-                module._parameters = _Looked(module._parameters,
+                module._parameters = Looked(module._parameters,
                                              weakref.ref(self))
 
     def _begin(self) -> None:
@@ -217,11 +127,11 @@ class Gathered:
         for index, module in enumerate(order[:-1]):
             self._next[id(module)] = parts[index + 1]
 
-    def _owned(self, module: torch.nn.Module) -> List[_Part]:
+    def _owned(self, module: torch.nn.Module) -> List[Part]:
         return [self._by_parameter[id(p)] for p in module._parameters.values()
                 if id(p) in self._by_parameter]
 
-    def _before(self, own: List[_Part]) -> Callable[..., None]:
+    def _before(self, own: List[Part]) -> Callable[..., None]:
         me = weakref.ref(self)
 
         def hook(module: torch.nn.Module, _inputs: Any) -> None:
@@ -241,7 +151,7 @@ class Gathered:
 
         return hook
 
-    def _after(self, own: List[_Part]) -> Callable[..., None]:
+    def _after(self, own: List[Part]) -> Callable[..., None]:
         me = weakref.ref(self)
 
         def hook(_module: Any, _inputs: Any, _outputs: Any) -> None:
@@ -268,7 +178,7 @@ class Gathered:
 
     # ---- Backward. ----
 
-    def _find(self, tensor: torch.Tensor) -> Optional[_Part]:
+    def _find(self, tensor: torch.Tensor) -> Optional[Part]:
         """Whose memory the tensor lies in."""
         if tensor.device.type != "cpu" or tensor.numel() == 0 or \
                 tensor.layout != torch.strided:
@@ -290,10 +200,10 @@ class Gathered:
         part = self._find(tensor)
         if part is None or tensor.dtype != part.entry.parameter.dtype:
             return tensor
-        return _Saved(part, tensor, self._session.weight_version)
+        return Saved(part, tensor, self._session.weight_version)
 
     def _unpack(self, saved: Any) -> torch.Tensor:
-        if not isinstance(saved, _Saved):
+        if not isinstance(saved, Saved):
             return saved
         part = saved.part
         if self._is_over or saved.version != self._session.weight_version:
@@ -306,9 +216,9 @@ class Gathered:
         self._use([part])
         self._let_go(part)  # the tensor below holds it
         lease = np.frombuffer(self._memory, np.uint8, part.size_bytes,
-                              part.offset).view(_Lease)
+                              part.offset).view(Lease)
         part.leases += 1
-        weakref.finalize(lease, _end_lease, part)
+        weakref.finalize(lease, end_lease, part)
         tensor = torch.frombuffer(lease, dtype=part.entry.parameter.dtype)
         if self._taken is not None and self._taken is not part:
             self._following[id(self._taken)] = part
@@ -320,7 +230,7 @@ class Gathered:
 
     # ---- What is here. ----
 
-    def _use(self, parts: List[_Part]) -> None:
+    def _use(self, parts: List[Part]) -> None:
         """Gathers them; each has a lease more."""
         for part in parts:
             part.leases += 1
@@ -340,7 +250,7 @@ class Gathered:
             if not part.is_shown:
                 part.show()
 
-    def _gather(self, parts: List[_Part]) -> None:
+    def _gather(self, parts: List[Part]) -> None:
         names = [part.entry.name for part in parts]
         try:
             self._session.gather(names)
@@ -369,14 +279,14 @@ class Gathered:
             time.sleep(pause)
             pause = min(2 * pause, 0.05)
 
-    def _touch(self, part: _Part) -> None:
+    def _touch(self, part: Part) -> None:
         self._recent[id(part)] = part
         self._recent.move_to_end(id(part))
 
-    def _let_go(self, part: _Part) -> None:
+    def _let_go(self, part: Part) -> None:
         part.leases -= 1
 
-    def _prefetch(self, parts: Iterable[_Part]) -> None:
+    def _prefetch(self, parts: Iterable[Part]) -> None:
         parts = [p for p in parts if p.size_bytes and not p.is_wanted]
         if not parts:
             return
@@ -481,65 +391,3 @@ class Gathered:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-
-
-class _Looked(collections.OrderedDict):
-    """A module's parameters: looking one up in a forward gathers it."""
-
-    def __init__(self, parameters: Any,
-                 find: Callable[[], Optional[Gathered]]):
-        super().__init__()
-        self._find = find
-        for name, parameter in parameters.items():
-            self[name] = parameter
-
-    def __getitem__(self, name: Any) -> Any:
-        parameter = super().__getitem__(name)
-        gathered = self._find()
-        return parameter if gathered is None else gathered._look(parameter)
-
-    def get(self, name: Any, default: Any = None) -> Any:
-        return self[name] if name in self else default
-
-    def __reduce__(self) -> Any:
-        return collections.OrderedDict, (list(self.items()),)
-
-
-class _Forward:
-    """A model's forward, in which autograd saves places, not weights."""
-
-    def __init__(self, find: Callable[[], Optional[Gathered]],
-                 inner: Callable[..., Any]):
-        self._find = find
-        self._inner = inner
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        gathered = self._find()
-        if gathered is None or gathered._is_over:
-            raise errors.FailedPrecondition(
-                "the weights of this model were given back when its job "
-                "ended: copy them before, as in "
-                "optimizer.session.state_dict()")
-        gathered._begin()
-        try:
-            gathered._use_own()
-            with torch.autograd.graph.saved_tensors_hooks(
-                    gathered._pack, gathered._unpack):
-                return self._inner(*arguments, **named)
-        finally:
-            gathered._end()
-
-    def _refuse(self) -> Any:
-        raise errors.FailedPrecondition(
-            "this model cannot be copied or pickled: its weights are not "
-            "resident; optimizer.session.state_dict() copies them")
-
-    def __deepcopy__(self, memo: Any) -> Any:
-        return self._refuse()
-
-    def __reduce__(self) -> Any:
-        return self._refuse()
-
-
-def _end_lease(part: _Part) -> None:
-    part.leases -= 1

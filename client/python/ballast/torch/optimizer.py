@@ -12,7 +12,8 @@ import torch
 from .. import errors
 from ..result import StepResult
 from ..session import Session
-from . import _gathered, _hyper, _mistakes, _rendezvous, _setup, _weights
+from . import (_gathered, _gathered_rules, _hyper, _mistakes, _rendezvous,
+               _setup, _weights)
 from ._gradients import Gradients
 from ._guard import Guard
 from ._overlap import Overlap
@@ -89,9 +90,9 @@ class Optimizer(torch.optim.Optimizer):
         self._model = model
         _mistakes.check_not_ddp(model, self._entries)
         _setup.check_unowned(self._entries)
-        self._gather_cache = _gathered.check_cache(gather_cache)
-        if _gathered.is_asked_for(exchange):
-            _gathered.check(model, overlap)
+        self._gather_cache = _gathered_rules.check_cache(gather_cache)
+        if _gathered_rules.is_asked_for(exchange):
+            _gathered_rules.check(model, overlap)
         self._overlap = Overlap.create(self, model, overlap,
                                        backward_passes_per_step)
         given = [_hyper.group_values(self._name, group, index)
