@@ -115,6 +115,21 @@ class BuffersTest(lab.TestCase):
         for number in range(3):
             self.assertSame(ours[number][0], saved[0][-1])
 
+    def test_too_many_are_told_to_all_ranks(self):  # I23
+        models = [net(), net()]
+
+        def rank(number):
+            model = models[number]
+            model.register_buffer("table", torch.zeros(20000))
+            optimizer = self.optimizer(model, number)
+            model.table.add_(1)
+            optimizer.zero_grad()
+            self.assertRaisesWith(
+                ballast.ResourceExhausted,
+                ["at most 65536", "buffers=\"local\""], optimizer.step)
+            optimizer.close()
+        lab.run_ranks(2, rank)
+
     def test_what_is_no_choice_is_refused(self):
         self.assertRaisesWith(
             ballast.InvalidArgument, ["buffers must be", "\"rank0\"", "all"],

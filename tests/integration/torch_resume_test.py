@@ -336,7 +336,8 @@ class GivenStepTest(lab.TestCase):
         optimizer.close()
 
     def test_it_ends_as_if_nobody_had_left(self):  # I20
-        for options in ({}, {"who": 1}, {"overlap": True},
+        for options in ({}, {"who": 1}, {"who": 1, "buffers": "cursor"},
+                        {"overlap": True},
                         {"overlap": True, "passes": 2,
                          "backward_passes_per_step": 2}):
             with self.subTest(options):

@@ -109,6 +109,7 @@ class State:
                  "tracked": {t.name: t.thing.state_dict()
                              for t in self._tracked},
                  "user": user}
+        # The limit is that of rank 0, so that all ranks hear of it.
         data = _pack.dumps({"format": _FORMAT, **parts})
         if len(data) > _MAX_BYTES:
             sizes = {name: len(_pack.dumps(part))
@@ -119,6 +120,8 @@ class State:
                 ", other large things belong in files whose names go into "
                 "the cursor" % (len(data), _MAX_BYTES, ", ".join(
                     "%s: %d" % item for item in sizes.items())))
+        if self._follows:
+            data = _pack.dumps({"format": _FORMAT, **parts, "buffers": {}})
         return data
 
     def _buffers(self) -> Dict[str, torch.Tensor]:
@@ -134,8 +137,6 @@ class State:
 
     def _changed(self) -> Dict[str, torch.Tensor]:
         """Constants are not carried: who builds the model has them."""
-        if self._follows:
-            return {}
         return {name: buffer.detach()
                 for name, buffer in self._buffers().items()
                 if not torch.equal(buffer, self._initial[name])}
