@@ -41,6 +41,34 @@ if sys.argv[1] == "raises":
 """
 
 
+# Rank 1 hands over step 4 and is killed; rank 0 waits with its own until the
+# replacement computes the step.
+_DIES_HANDED_OVER = """
+import os, signal, time
+if "RANK" in os.environ:
+    import ballast
+    real = ballast.Session.step
+    # By job, which ballast.run names by its process.
+    mark = os.path.join(os.environ["BALLAST_LAB_DIR"],
+                        os.environ["BALLAST_JOB"])
+
+    def step(self, *arguments, **named):
+        if self.open_step == 4 and self.rank == 0:
+            while not os.path.exists(mark):
+                time.sleep(0.01)
+        if self.open_step == 4 and self.rank == 1:
+            if self.step_is_given:
+                open(mark, "w").close()
+            else:
+                try:
+                    real(self, *arguments, **{**named, "timeout": 1.0})
+                except ballast.DeadlineExceeded:
+                    os.kill(os.getpid(), signal.SIGKILL)
+        return real(self, *arguments, **named)
+    ballast.Session.step = step
+"""
+
+
 @unittest.skipIf(torch is None, "no torch")
 class KillTest(lab.TestCase):
 
@@ -82,16 +110,31 @@ class KillTest(lab.TestCase):
                 self.assertRegex(output, r"goes on at step [45] \(rank 1\)")
                 self.assertEqual(self.ends(output), undisturbed)
 
-    def test_lost_randomness_would_be_seen(self):  # negative control
-        sitecustomize = os.path.join(self.directory, "sitecustomize.py")
-        with open(sitecustomize, "w") as stream:
-            stream.write("import ballast.torch._state as s\n"
-                         "s._set_random_state = lambda state: None\n")
+    def test_sigkill_of_who_gave_its_step(self):  # I20
         undisturbed = self.ends(self.run_it())
+        for options in ([], ["--overlap"]):
+            with self.subTest(options):
+                output = self.run_with(_DIES_HANDED_OVER, *options)
+                self.assertIn("was ended by SIGKILL", output)
+                self.assertRegex(
+                    output, r"goes on at step 4 \(rank 1\); its former worker")
+                self.assertEqual(self.ends(output), undisturbed)
+
+    def test_lost_randomness_would_be_seen(self):  # negative control
+        undisturbed = self.ends(self.run_it())
+        output = self.run_with("import ballast.torch._state as s\n"
+                               "s._set_random_state = lambda state: None\n",
+                               "--die-at", "4", "--die-rank", "1")
+        self.assertNotEqual(self.ends(output), undisturbed)
+
+    def run_with(self, start, *options):
+        """Python runs `start` first, in every process."""
+        with open(os.path.join(self.directory, "sitecustomize.py"),
+                  "w") as stream:
+            stream.write(start)
         with unittest.mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(
                 [self.directory, os.environ["PYTHONPATH"]])):
-            output = self.run_it("--die-at", "4", "--die-rank", "1")
-        self.assertNotEqual(self.ends(output), undisturbed)
+            return self.run_it(*options)
 
 
 def build():
