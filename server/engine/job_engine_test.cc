@@ -706,9 +706,10 @@ TEST_F(JobEngineTest, ACommitChangesCodecsBeforeAnythingElse) {  // I21
   // Gradients cross by other codecs from the next step on only.
   collective_.wider = {0, 1};
   Compute();
+  v1::CodecChange of_gradients = *change;
+  of_gradients.set_path(0);
   commit = CommitOf(2);
-  *commit.add_codec_changes() = *change;
-  commit.mutable_codec_changes(0)->set_path(0);
+  *commit.add_codec_changes() = of_gradients;
   engine_->OnCommit(commit);
   Updated(0);
   Published(0);
