@@ -1,16 +1,15 @@
 """ballast.torch.Optimizer with a real daemon: PyTorch's numbers, PyTorch's
 manners."""
 
-import contextlib
 import copy
 import io
 import pickle
 import sys
 import unittest
 import unittest.mock
-import warnings
 
 import lab
+import torch_case
 
 try:
     import torch
@@ -60,43 +59,7 @@ def feed(params, optimizer, gradients, lr):
         optimizer.step()
 
 
-def arrays(params):
-    return {k: p.detach().numpy().copy() for k, p in params.items()}
-
-
-def net(seed=1):
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.BatchNorm1d(16),
-                         nn.Linear(16, 3))
-
-
-def batch(step, rows=8):
-    generator = torch.Generator().manual_seed(step)
-    return torch.randn(rows, 6, generator=generator)
-
-
-@unittest.skipIf(torch is None, "no torch")
-class Base(lab.TestCase):
-
-    def setUp(self):
-        super().setUp()
-        self.daemon = self.start_daemon()
-
-    def optimizer(self, params, *arguments, rank=0, world=1, **options):
-        options = dict(dict(job="job", address=self.daemon.address, lr=0.01,
-                            timeout=lab.PATIENCE, rank=rank,
-                            world_size=world), **options)
-        result = ballast.torch.Optimizer(params, *arguments, **options)
-        self.addCleanup(self._end, result)
-        return result
-
-    @staticmethod
-    def _end(optimizer):
-        with contextlib.suppress(ballast.Error):
-            optimizer.close()
-
-
-class ParityTest(Base):
+class ParityTest(torch_case.Base):
     """Both are fed one recorded gradient sequence."""
 
     CASES = [
@@ -123,14 +86,14 @@ class ParityTest(Base):
                             **hyper, **options})
         feed(params, optimizer, gradients or own, hyper["lr"])
         optimizer.close()
-        return arrays(params)
+        return torch_case.arrays(params)
 
     def theirs(self, name, hyper):
         initial, gradients = recorded()
         params = parameters(initial)
         feed(params, getattr(torch.optim, name)(params.values(), **hyper),
              gradients, hyper["lr"])
-        return arrays(params)
+        return torch_case.arrays(params)
 
     def test_equals_pytorch_after_100_steps(self):
         for name, hyper in self.CASES:
@@ -188,18 +151,19 @@ class ParityTest(Base):
                 expected[name] = expected[name] * (1 - rate * 0.1) \
                     - rate * update
                 moments[name] = 0.99 * moments[name] + 0.01 * gradient
-        self.assertLess(distance(arrays(params), expected), _TOLERANCE)
+        self.assertLess(distance(torch_case.arrays(params), expected),
+                        _TOLERANCE)
 
 
-class WeightsTest(Base):
+class WeightsTest(torch_case.Base):
 
     def setUp(self):
         super().setUp()
-        self.model = net()
+        self.model = torch_case.net()
 
     def train(self, optimizer, steps=1):
         for step in range(steps):
-            self.model(batch(step)).pow(2).mean().backward()
+            self.model(torch_case.batch(step)).pow(2).mean().backward()
             optimizer.step()
             optimizer.zero_grad()
 
@@ -221,7 +185,7 @@ class WeightsTest(Base):
 
     def test_a_graph_of_older_weights_raises_pytorchs_error(self):  # I1
         optimizer = self.optimizer(self.model.parameters())
-        old = self.model(batch(0)).pow(2).mean()
+        old = self.model(torch_case.batch(0)).pow(2).mean()
         self.train(optimizer)
         with self.assertRaisesRegex(RuntimeError, "inplace operation"):
             old.backward()
@@ -242,13 +206,13 @@ class WeightsTest(Base):
 
     def test_an_edit_is_noticed_by_the_next_forward(self):
         optimizer = self.optimizer(self.model.parameters(), model=self.model)
-        self.model.load_state_dict(net(2).state_dict())
+        self.model.load_state_dict(torch_case.net(2).state_dict())
         self.assertRaisesWith(ballast.FailedPrecondition,
                               ["'0.weight'", "load_state_dict",
                                "load_weights()"],
-                              lambda: self.model(batch(0)))
+                              lambda: self.model(torch_case.batch(0)))
         optimizer.drop_edits()
-        self.model(batch(0))
+        self.model(torch_case.batch(0))
 
     def test_an_edit_that_no_version_counts_is_refused(self):
         optimizer = self.optimizer(self.model.parameters(), model=self.model)
@@ -264,7 +228,7 @@ class WeightsTest(Base):
                               optimizer.step)
 
     def test_an_edit_reaches_nobody_else(self):  # I26
-        other = net()
+        other = torch_case.net()
 
         def rank(number):
             model = (self.model, other)[number]
@@ -280,7 +244,7 @@ class WeightsTest(Base):
     def test_a_saved_model_has_its_own_bytes_only(self):
         optimizer = self.optimizer(self.model.parameters(), model=self.model)
         self.train(optimizer, 1)
-        plain = net()
+        plain = torch_case.net()
         for thing, other in ((self.model.state_dict(), plain.state_dict()),
                              (self.model[0].weight, plain[0].weight)):
             ours, theirs = io.BytesIO(), io.BytesIO()
@@ -296,12 +260,12 @@ class WeightsTest(Base):
         with torch.no_grad():
             for parameter in average.parameters():
                 parameter.mul_(0.5)
-        average(batch(0))
+        average(torch_case.batch(0))
         self.train(optimizer)
         clone = pickle.loads(pickle.dumps(self.model))
         with torch.no_grad():
             clone[0].weight.zero_()
-        clone(batch(0))
+        clone(torch_case.batch(0))
         self.assertRaisesWith(ballast.FailedPrecondition, "deepcopy(model)",
                               lambda: copy.deepcopy(optimizer))
         self.assertRaisesWith(ballast.FailedPrecondition, "pickled",
@@ -315,7 +279,7 @@ class WeightsTest(Base):
         with torch.no_grad():
             self.model[0].weight.add_(1)
         self.assertTrue(torch.equal(self.model[0].weight, weight + 1))
-        self.model(batch(0)).sum().backward()
+        self.model(torch_case.batch(0)).sum().backward()
         again = self.optimizer(self.model.parameters(), model=self.model)
         self.assertTrue(torch.equal(self.model[0].weight, weight + 1))
         self.train(again)
@@ -331,280 +295,23 @@ class WeightsTest(Base):
         optimizer = self.optimizer(self.model.parameters(), model=self.model)
         self.model.eval()
         with torch.no_grad():
-            self.model(batch(0))
+            self.model(torch_case.batch(0))
         with torch.inference_mode():
-            self.model(batch(0))
+            self.model(torch_case.batch(0))
         self.model.train()
         self.train(optimizer)
 
 
-class GradientsTest(Base):
-
-    def setUp(self):
-        super().setUp()
-        self.model, self.reference = net(), net()
-
-    def pair(self, **options):
-        """(ours, PyTorch's), both plain SGD."""
-        return (self.optimizer(self.model.parameters(), torch.optim.SGD,
-                               lr=0.1, **options),
-                torch.optim.SGD(self.reference.parameters(), lr=0.1))
-
-    def backward(self, model, step=0, scale=1.0):
-        (model(batch(step)).pow(2).mean() * scale).backward()
-
-    def assertSame(self, tolerance=1e-6):
-        for ours, theirs in zip(self.model.parameters(),
-                                self.reference.parameters()):
-            self.assertLess(float((ours - theirs).abs().max()), tolerance)
-
-    def test_set_to_none_copies_and_counts(self):
-        ours, theirs = self.pair()
-        count = len(list(self.model.parameters()))
-        for step in range(3):
-            for model, optimizer in ((self.model, ours),
-                                     (self.reference, theirs)):
-                self.backward(model, step)
-                optimizer.step()
-                optimizer.zero_grad(set_to_none=True)
-        self.assertSame()
-        self.assertEqual(ours.grad_copies, 2 * count)
-        ours.zero_grad()
-        self.backward(self.model)
-        ours.step()
-        self.assertEqual(ours.grad_copies, 2 * count)
-
-    def test_accumulates(self):
-        for model, optimizer in zip((self.model, self.reference),
-                                    self.pair()):
-            for step in range(3):
-                self.backward(model, step)
-            optimizer.step()
-        self.assertSame()
-
-    def test_gradients_from_before_count(self):
-        self.backward(self.model)
-        self.backward(self.reference)
-        ours, theirs = self.pair()
-        ours.step()
-        theirs.step()
-        self.assertSame()
-
-    def test_pytorchs_clipping_before_the_push(self):
-        for model, optimizer in zip((self.model, self.reference),
-                                    self.pair()):
-            self.backward(model, scale=100.0)
-            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-            optimizer.step()
-        self.assertSame()
-
-    def test_clips_by_the_global_norm(self):
-        ours, theirs = self.pair(gradient_clipping=0.1)
-        self.backward(self.model, scale=100.0)
-        self.backward(self.reference, scale=100.0)
-        norm = nn.utils.clip_grad_norm_(self.reference.parameters(), 0.1)
-        self.assertAlmostEqual(float(ours.clip_grad_norm_(0.1)), float(norm),
-                               delta=1e-5 * float(norm))
-        ours.step()
-        theirs.step()
-        self.assertSame()
-        self.assertEqual(ours.open_step, 2)
-
-    def test_each_step_may_clip_otherwise(self):
-        for clipping in (None, 0.02):
-            ours, theirs = self.pair(gradient_clipping=clipping)
-            for step, norm in enumerate((0.1, None, 0.05)):
-                of_step = clipping if norm is None else norm
-                self.backward(self.model, step)
-                self.backward(self.reference, step)
-                if of_step is not None:
-                    nn.utils.clip_grad_norm_(self.reference.parameters(),
-                                             of_step)
-                if norm is not None:
-                    ours.clip_grad_norm_(norm)
-                for optimizer in (ours, theirs):
-                    optimizer.step()
-                    optimizer.zero_grad()
-                self.assertEqual(ours.last_result.clip_factor < 1,
-                                 of_step is not None)
-                self.assertSame()
-            ours.close()
-
-    def test_what_is_no_norm_is_refused(self):
-        ours, _ = self.pair(gradient_clipping=0.1)
-        for norm in (0, -1.0, float("nan"), "1"):
-            self.assertRaisesWith(
-                ballast.InvalidArgument, "max_norm must be a finite number",
-                lambda: ours.clip_grad_norm_(norm))
-        self.assertRaisesWith(ballast.FailedPrecondition,
-                              ["clip_grad_norm_(inf)",
-                               "gradient_clipping=0.1"],
-                              lambda: ours.clip_grad_norm_(float("inf")))
-
-    def test_the_norm_without_clipping(self):
-        ours, _ = self.pair()
-        self.backward(self.model)
-        self.assertGreater(float(ours.clip_grad_norm_(float("inf"))), 0)
-        ours.step()
-        self.assertEqual(ours.last_result.clip_factor, 1)
-
-    def test_ranks_that_clip_otherwise_are_told(self):
-        models = [net(), net()]
-
-        def rank(number):
-            optimizer = self.optimizer(models[number].parameters(), "sgd",
-                                       rank=number, world=2)
-            models[number](batch(0)).pow(2).mean().backward()
-            with self.assertRaises(ballast.Error) as caught:
-                optimizer.clip_grad_norm_(0.1 * (1 + number))
-            return str(caught.exception)
-        for text in lab.run_ranks(2, rank):
-            self.assertIn("max_norm is 0.1 on rank 0 but 0.2 on rank 1", text)
-
-    def test_clipping_after_the_push_is_refused(self):
-        ours, _ = self.pair(gradient_clipping=0.1)
-        self.backward(self.model)
-        ours.clip_grad_norm_(0.1)
-        nn.utils.clip_grad_norm_(self.model.parameters(), 0.1)
-        self.assertRaisesWith(
-            ballast.FailedPrecondition,
-            ["'g0.p0' was changed after it was pushed", "gradient_clipping=",
-             "optimizer.clip_grad_norm_()"], ours.step)
-
-    def test_clipping_for_the_next_step_is_not(self):
-        ours, _ = self.pair(gradient_clipping=0.1)
-        self.backward(self.model)
-        ours.clip_grad_norm_(0.1)
-        ours.step()
-        nn.utils.clip_grad_norm_(self.model.parameters(), 0.1)
-        ours.step()
-
-    def test_unused_parameters_contribute_zero(self):
-        spare = nn.Parameter(torch.ones(3))
-        ours = self.optimizer([*self.model.parameters(), spare],
-                              torch.optim.SGD, lr=0.1)
-        ours.zero_grad(set_to_none=True)
-        self.backward(self.model)
-        ours.step()
-        self.assertTrue(torch.equal(spare, torch.ones(3)))
-        self.assertTrue(torch.equal(spare.grad, torch.zeros(3)))
-
-    def test_tied_weights_stay_tied(self):  # I16
-        class Tied(nn.Module):
-            def __init__(self):
-                super().__init__()
-                torch.manual_seed(3)
-                self.table = nn.Embedding(5, 4)
-                self.head = nn.Linear(4, 5, bias=False)
-                self.head.weight = self.table.weight
-
-            def forward(self, tokens):
-                return self.head(self.table(tokens))
-
-        tokens = torch.tensor([0, 3, 1])
-        ours, theirs = Tied(), Tied()
-        a = self.optimizer(ours.parameters(), torch.optim.SGD, lr=0.1,
-                           model=ours)
-        b = torch.optim.SGD(theirs.parameters(), lr=0.1)
-        for model, optimizer in ((ours, a), (theirs, b)):
-            model(tokens).pow(2).sum().backward()
-            optimizer.step()
-        self.assertIs(ours.head.weight, ours.table.weight)
-        self.assertLess(float((ours.head.weight -
-                               theirs.head.weight).abs().max()), 1e-6)
-        self.assertEqual(list(a.session.params), ["table.weight"])
-
-    def test_frozen_parameters_are_published_and_have_no_gradient(self):
-        for parameter in self.model[0].parameters():
-            parameter.requires_grad_(False)
-        ours = self.optimizer(
-            [p for p in self.model.parameters() if p.requires_grad],
-            torch.optim.SGD, lr=0.1, model=self.model)
-        self.assertIn("0.weight", ours.session.params)
-        self.assertNotIn("0.weight", ours.session.grads)
-        before = self.model[0].weight.detach().clone()
-        self.backward(self.model)
-        ours.step()
-        self.assertTrue(torch.equal(before, self.model[0].weight))
-
-    def test_bf16_parameters(self):  # I5
-        model = nn.Linear(6, 3).to(torch.bfloat16)
-        ours = self.optimizer(model.parameters(), torch.optim.SGD, lr=0.5)
-        before = model.weight.detach().clone()
-        model(batch(0).to(torch.bfloat16)).float().pow(2).mean().backward()
-        gradient = model.weight.grad.clone()
-        self.assertEqual(model.weight.grad.dtype, torch.bfloat16)
-        ours.step()
-        expected = (before.float() - 0.5 * gradient.float()).to(
-            torch.bfloat16)
-        self.assertTrue(torch.equal(model.weight, expected))
-
-    def test_bf16_autocast(self):
-        for model, optimizer in zip((self.model, self.reference),
-                                    self.pair()):
-            for step in range(3):
-                with torch.autocast("cpu", dtype=torch.bfloat16):
-                    loss = model(batch(step)).float().pow(2).mean()
-                loss.backward()
-                optimizer.step()
-                optimizer.zero_grad()
-        self.assertSame(1e-5)
-
-    def test_loss_scale(self):
-        ours, theirs = self.pair(gradient_clipping=None)
-        ours.loss_scale = 1024.0
-        self.backward(self.model, scale=1024.0)
-        self.backward(self.reference)
-        ours.step()
-        theirs.step()
-        self.assertSame()
-
-    def test_infinite_gradients_skip_the_step(self):  # I10
-        ours, _ = self.pair()
-        before = self.model[0].weight.detach().clone()
-        self.model[0].weight.grad[0, 0] = float("inf")
-        ours.step()
-        self.assertTrue(ours.last_result.skipped)
-        self.assertTrue(torch.equal(before, self.model[0].weight))
-
-    def test_as_gradscaler_calls_it(self):
-        """GradScaler (CPU: torch 2.3) sets these two for the call."""
-        ours, theirs = self.pair()
-        self.backward(self.model, scale=8.0)
-        self.backward(self.reference)
-        self.assertTrue(ours._step_supports_amp_scaling)
-        ours.grad_scale = torch.tensor(8.0)
-        ours.found_inf = torch.tensor(0.0)
-        ours.step()
-        del ours.grad_scale, ours.found_inf
-        theirs.step()
-        self.assertSame()
-
-    def test_gradscaler_itself(self):
-        scaler_class = getattr(getattr(torch, "amp", None), "GradScaler",
-                               None)
-        if scaler_class is None:
-            self.skipTest("torch.amp.GradScaler comes with torch 2.3")
-        scaler = scaler_class("cpu", init_scale=8.0)
-        ours, theirs = self.pair()
-        scaler.scale(self.model(batch(0)).pow(2).mean()).backward()
-        scaler.step(ours)
-        scaler.update()
-        self.backward(self.reference)
-        theirs.step()
-        self.assertSame()
-
-
-class MannersTest(Base):
+class MannersTest(torch_case.Base):
     """What code written for torch.optim expects."""
 
     def setUp(self):
         super().setUp()
-        self.model = net()
+        self.model = torch_case.net()
 
     def turn(self, optimizer, step=0):
         optimizer.zero_grad()
-        self.model(batch(step)).pow(2).mean().backward()
+        self.model(torch_case.batch(step)).pow(2).mean().backward()
         optimizer.step()
 
     def test_is_one(self):
@@ -647,7 +354,7 @@ class MannersTest(Base):
 
         for index in range(3):
             ours = self.optimizer(self.model.parameters(), "adamw", lr=0.02)
-            theirs = torch.optim.AdamW(net().parameters(), lr=0.02)
+            theirs = torch.optim.AdamW(torch_case.net().parameters(), lr=0.02)
             mine = [s for i, s in enumerate(schedulers(ours)) if i == index]
             pairs = [s for i, s in enumerate(schedulers(theirs))
                      if i == index]
@@ -680,7 +387,7 @@ class MannersTest(Base):
 
         def closure():
             optimizer.zero_grad()
-            loss = self.model(batch(0)).pow(2).mean()
+            loss = self.model(torch_case.batch(0)).pow(2).mean()
             loss.backward()
             return loss
 
@@ -704,9 +411,9 @@ class MannersTest(Base):
 
     def test_moments_are_refused(self):
         optimizer = self.optimizer(self.model.parameters(), "adam")
-        other = net()
+        other = torch_case.net()
         theirs = torch.optim.Adam(other.parameters())
-        other(batch(0)).sum().backward()
+        other(torch_case.batch(0)).sum().backward()
         theirs.step()
         self.assertRaisesWith(
             ballast.FailedPrecondition,
@@ -728,7 +435,7 @@ class MannersTest(Base):
                 {"params": [nn.Parameter(torch.zeros(2))]}))
 
     def test_ranks_that_disagree_are_told_the_field(self):
-        models = [net(), net()]
+        models = [torch_case.net(), torch_case.net()]
 
         def rank(number):
             model = models[number]
@@ -743,6 +450,4 @@ class MannersTest(Base):
 
 
 if __name__ == "__main__":
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        sys.exit(unittest.main(verbosity=2))
+    sys.exit(unittest.main(verbosity=2))

@@ -1,0 +1,52 @@
+"""What the tests of ballast.torch.Optimizer share."""
+
+import contextlib
+import unittest
+
+import lab
+
+try:
+    import torch
+    from torch import nn
+except ImportError:
+    torch = None
+
+if torch is not None and not lab.missing():
+    import ballast
+    import ballast.torch
+
+
+def arrays(params):
+    return {k: p.detach().numpy().copy() for k, p in params.items()}
+
+
+def net(seed=1):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.BatchNorm1d(16),
+                         nn.Linear(16, 3))
+
+
+def batch(step, rows=8):
+    generator = torch.Generator().manual_seed(step)
+    return torch.randn(rows, 6, generator=generator)
+
+
+@unittest.skipIf(torch is None, "no torch")
+class Base(lab.TestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.daemon = self.start_daemon()
+
+    def optimizer(self, params, *arguments, rank=0, world=1, **options):
+        options = dict(dict(job="job", address=self.daemon.address, lr=0.01,
+                            timeout=lab.PATIENCE, rank=rank,
+                            world_size=world), **options)
+        result = ballast.torch.Optimizer(params, *arguments, **options)
+        self.addCleanup(self._end, result)
+        return result
+
+    @staticmethod
+    def _end(optimizer):
+        with contextlib.suppress(ballast.Error):
+            optimizer.close()
