@@ -63,8 +63,11 @@ RigOptions OptionsOf(const Shape& shape, const std::string& policy,
                                NodeRank, transport::Transport* inner)
       -> std::unique_ptr<transport::Transport> {
     return std::make_unique<transport::RoutedTransport>(
-        inner, nodes, [ways](Pattern pattern, uint64_t) {
-          if (pattern == Pattern::kGather) return ways.gather;
+        inner, nodes, [ways](Pattern pattern, int num_nodes, uint64_t) {
+          if (pattern == Pattern::kGather) {
+            return Does(ways.gather, pattern, num_nodes) ? ways.gather
+                                                         : Algorithm::kBruck;
+          }
           return ways.reduce == Algorithm::kHalving ? Algorithm::kDirect
                                                     : ways.reduce;
         });

@@ -64,13 +64,14 @@ void JobRoutes::Measure(transport::Transport* transport,
 
 void JobRoutes::Open(const v1::LinkCost& cost) {
   cost_ = FromProto(cost);
-  const auto choice = [this](Pattern pattern, uint64_t part_bytes) {
+  const auto choice = [this](Pattern pattern, int num_nodes,
+                             uint64_t part_bytes) {
     const auto& forced =
         pattern == Pattern::kGather ? algorithms_.gather : algorithms_.reduce;
     if (pattern == Pattern::kDeliver) {
-      return ChooseReduction(cost_, num_nodes_, part_bytes, false, forced);
+      return ChooseReduction(cost_, num_nodes, part_bytes, false, forced);
     }
-    return Choose(cost_, pattern, num_nodes_, part_bytes, forced);
+    return Choose(cost_, pattern, num_nodes, part_bytes, forced);
   };
   routed_ =
       std::make_unique<transport::RoutedTransport>(inner_, num_nodes_, choice);

@@ -74,6 +74,9 @@ struct ExchangeSpec {
   // kDeliver: the size of the part that `from` has for `to`, right for any two
   // nodes. Parts of no bytes are left out on both sides.
   std::function<uint64_t(NodeRank from, NodeRank to)> part_bytes = nullptr;
+  // Not of kParts: who takes part, this node among them, the same list on all
+  // of them; empty: all nodes of the job.
+  std::vector<NodeRank> nodes = {};
 };
 
 // Payload: the parts' bytes. Wire: with headers and repetitions. Of one

@@ -37,8 +37,10 @@ namespace ballast::transport {
 
 class RoutedTransport final : public Transport {
  public:
-  // The same answer on all nodes; an algorithm that does the pattern.
-  using Choice = std::function<Algorithm(Pattern pattern, uint64_t part_bytes)>;
+  // The same answer on all nodes; an algorithm that does the pattern between
+  // so many.
+  using Choice = std::function<Algorithm(Pattern pattern, int num_nodes,
+                                         uint64_t part_bytes)>;
   // Exchanges prepared so far.
   using Counts = std::array<int64_t, kNumAlgorithms>;
 
@@ -50,7 +52,7 @@ class RoutedTransport final : public Transport {
   NodeRank self() const override { return inner_->self(); }
 
   // Also InvalidArgument: the phase leaves no room for the number of a round
-  // (its upper byte).
+  // (its upper byte); this node is none of the spec's.
   absl::StatusOr<std::unique_ptr<Exchange>> Prepare(
       const ExchangeSpec& spec, ExchangeObserver* observer) override;
 
@@ -59,6 +61,12 @@ class RoutedTransport final : public Transport {
   }
 
  private:
+  struct Place {
+    int self = 0;  // among `count` nodes
+    int count = 0;
+  };
+  absl::StatusOr<Place> PlaceIn(const ExchangeSpec& spec) const;
+
   Transport* const inner_;
   const int num_nodes_;
   const Choice choice_;

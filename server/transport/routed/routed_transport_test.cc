@@ -30,7 +30,10 @@ class RoutedCluster final : public TestCluster {
       node.inner = network_.AddNode(NodeRank(i), node.process.get()).value();
       node.routed = std::make_unique<RoutedTransport>(
           node.inner.get(), num_nodes,
-          [algorithm](Pattern, uint64_t) { return algorithm; });
+          [this, algorithm](Pattern, int count, uint64_t) {
+            last_count_ = count;
+            return algorithm;
+          });
     }
   }
 
@@ -39,6 +42,8 @@ class RoutedCluster final : public TestCluster {
   void Settle() override { EXPECT_TRUE(world_.RunUntilIdle()); }
 
   LinkModel& links() { return links_; }
+  int num_nodes() const { return static_cast<int>(nodes_.size()); }
+  int last_count() const { return last_count_; }  // of nodes that exchange
   base::SimExecutor& world() { return world_; }
 
  private:
@@ -51,6 +56,7 @@ class RoutedCluster final : public TestCluster {
   LinkModel links_;
   InprocNetwork network_;
   std::map<int, Node> nodes_;
+  int last_count_ = 0;
 };
 
 // What has no pattern passes through, as every transport must do.
@@ -71,33 +77,44 @@ std::byte ByteOf(int from, int to, int64_t step, size_t i) {
   return std::byte(from * 31 + to * 17 + step * 5 + i);
 }
 
-// One exchange of every node of a cluster.
+// One exchange of every node of a cluster, or of some: of `step` apart, from
+// node `first` on.
 class Everyone {
  public:
-  Everyone(RoutedCluster* cluster, int num_nodes, Pattern pattern)
+  Everyone(RoutedCluster* cluster, int num_nodes, Pattern pattern,
+           int first = 0, int step = 1)
       : num_nodes_(num_nodes), pattern_(pattern), sides_(num_nodes) {
+    const auto rank_of = [=](int index) {
+      return NodeRank(first + index * step);
+    };
     for (int self = 0; self < num_nodes; ++self) {
       Side& side = sides_[self];
       ExchangeSpec spec;
       spec.generation = Generation(1);
       spec.phase = 3;
       spec.pattern = pattern;
-      spec.part_bytes = [pattern](NodeRank from, NodeRank to) {
-        return SizeOf(pattern, from.value(), to.value());
+      spec.part_bytes = [=](NodeRank from, NodeRank to) {
+        return SizeOf(pattern, (from.value() - first) / step,
+                      (to.value() - first) / step);
       };
+      const bool is_all = num_nodes == cluster->num_nodes();
+      for (int i = 0; i < num_nodes && !is_all; ++i) {
+        spec.nodes.push_back(rank_of(i));
+      }
       side.out.resize(num_nodes);
       side.in.resize(num_nodes);
       for (int peer = 0; peer < num_nodes; ++peer) {
         if (peer == self) continue;
         side.in[peer].resize(SizeOf(pattern, peer, self));
         if (!side.in[peer].empty()) {
-          spec.receives.push_back({NodeRank(peer), side.in[peer]});
+          spec.receives.push_back({rank_of(peer), side.in[peer]});
         }
         std::vector<std::byte>& out = OutOf(self, peer);
         out.resize(SizeOf(pattern, self, peer));
-        if (!out.empty()) spec.sends.push_back({NodeRank(peer), out});
+        if (!out.empty()) spec.sends.push_back({rank_of(peer), out});
       }
-      auto exchange = cluster->node(self)->Prepare(spec, &side.observer);
+      auto exchange =
+          cluster->node(rank_of(self).value())->Prepare(spec, &side.observer);
       EXPECT_THAT(exchange, base::IsOk());
       side.exchange = *std::move(exchange);
     }
@@ -205,6 +222,40 @@ TEST_P(RoutedTransportTest, EveryPartArrives) {
         cluster.node(0)->counts(pattern())[static_cast<size_t>(algorithm())],
         1);
   }
+}
+
+// Some of a cluster's nodes exchange as if there were no others: neighbours,
+// and every second one at the same time.
+TEST_P(RoutedTransportTest, SomeNodesExchangeAmongThemselves) {
+  for (int count = 2; count <= 5; ++count) {
+    if (!Does(algorithm(), pattern(), count)) continue;
+    for (const int step : {1, 2}) {
+      RoutedCluster cluster(2 * count, algorithm(),
+                            {.loss = 0.2, .duplicate = 0.2}, count);
+      const int second = step == 1 ? count : 1;
+      Everyone first(&cluster, count, pattern(), 0, step);
+      Everyone other(&cluster, count, pattern(), second, step);
+      for (int64_t s = 1; s <= 2; ++s) {
+        first.Post(s);
+        other.Post(s);
+        cluster.Settle();
+        first.ExpectDelivered(s);
+        other.ExpectDelivered(s);
+      }
+      EXPECT_EQ(cluster.last_count(), count);
+    }
+  }
+}
+
+TEST_P(RoutedTransportTest, ANodeThatIsNoneOfThemIsRefused) {
+  RoutedCluster cluster(4, algorithm(), LinkFaults());
+  ExchangeSpec spec;
+  spec.pattern = pattern();
+  spec.nodes = {NodeRank(1), NodeRank(2)};
+  RecordingObserver observer;
+  EXPECT_THAT(cluster.node(3)->Prepare(spec, &observer),
+              base::StatusIs(absl::StatusCode::kInvalidArgument,
+                             "node 3 is none of the 2"));
 }
 
 // The control of the test above: bytes in another place are seen.
