@@ -63,9 +63,11 @@ absl::Status Broadcast::PrepareUnits(NodeRank root) {
     transport::ExchangeSpec spec =
         context_->Spec(kBroadcastPhase, BucketId(u), 0);
     const layout::GatherUnit& unit = owned->units().unit(u);
-    for (size_t n = 0; is_root && n < unit.parts.size(); ++n) {
-      const NodeRank node(static_cast<int32_t>(n));
-      const layout::ByteRange& part = unit.parts[n];
+    const layout::Topology& topology = context_->topology();
+    for (int n = 0; is_root && n < topology.num_nodes; ++n) {
+      const NodeRank node(n);
+      const layout::ByteRange& part =
+          unit.parts[topology.OwnerOf(node).value()];
       if (node == root || part.empty()) continue;
       spec.sends.push_back(
           {node, context_->parts.initial.subspan(part.begin, part.size())});

@@ -11,7 +11,7 @@ absl::StatusOr<std::unique_ptr<BucketPublisher>> BucketPublisher::Create(
     Context* context, BucketId bucket) {
   auto publisher =
       std::unique_ptr<BucketPublisher>(new BucketPublisher(context, bucket));
-  if (context->parts.layout->topology().num_nodes > 1) {
+  if (context->num_owners() > 1) {
     RETURN_IF_ERROR(publisher->MakeBatch());
   } else {
     publisher->pipeline_.AddLocal({});
@@ -35,14 +35,15 @@ absl::Status BucketPublisher::MakeBatch() {
   context_->Gather(bytes_of, &parts.spec);
   for (const layout::Shard& shard : context_->bucket(bucket_).shards) {
     if (shard.owner == own.owner) continue;
+    const NodeRank peer = context_->NodeOf(shard.owner);
     if (!own.pieces.empty()) {
-      parts.spec.sends.push_back({shard.owner, context_->WeightsOf(own)});
+      parts.spec.sends.push_back({peer, context_->WeightsOf(own)});
       for (const layout::Piece& piece : own.pieces) {
         parts.payload_bytes += piece.size() * SizeOf(context_->dtype(piece));
       }
     }
     if (!shard.pieces.empty()) {
-      parts.spec.receives.push_back({shard.owner, context_->WeightsOf(shard)});
+      parts.spec.receives.push_back({peer, context_->WeightsOf(shard)});
     }
   }
   return pipeline_.Add(std::move(parts));

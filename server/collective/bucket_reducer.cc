@@ -1,8 +1,10 @@
 #include "server/collective/bucket_reducer.h"
 
+#include <array>
 #include <limits>
 #include <utility>
 
+#include "kernels/dtype.h"
 #include "server/base/status_macros.h"
 
 namespace ballast::collective {
@@ -11,7 +13,7 @@ namespace {
 // One node has one batch.
 BatchCut CutOf(const Context& context, BucketId bucket) {
   const layout::Bucket& cut = context.bucket(bucket);
-  return CutSumBatches(cut, cut.shards.size() > 1
+  return CutSumBatches(cut, context.has_peers()
                                 ? context.parts.batch_bytes
                                 : std::numeric_limits<int64_t>::max());
 }
@@ -54,13 +56,15 @@ BucketReducer::BucketReducer(Context* context, BucketId bucket,
       cut_(CutOf(*context, bucket)),
       plan_(PlanWindow(cut_, context->tree, context->parts.node)),
       results_(own_.chunks.size()),
-      pipeline_(context, [this] { Report(); }) {}
+      pipeline_(context,
+                [this] { context_->TellReduced(bucket_.id, results_); }) {}
 
 absl::Status BucketReducer::MakeBatches() {
-  if (bucket_.shards.size() == 1) {
+  if (!context_->has_peers()) {
     pipeline_.AddLocal(FinishTasks(0));
     return absl::OkStatus();
   }
+  if (context_->has_groups() && context_->num_owners() > 1) PlanGroup();
   for (size_t batch = 0; batch < cut_[0].size(); ++batch) {
     RETURN_IF_ERROR(MakeBatch(batch));
   }
@@ -68,39 +72,120 @@ absl::Status BucketReducer::MakeBatches() {
 }
 
 absl::Status BucketReducer::MakeBatch(size_t batch) {
-  BatchPipeline::BatchParts parts{
-      .before = SumTasks(batch),
-      .spec = context_->Spec(kReducePhase, bucket_.id, batch),
-      .after = FinishTasks(batch)};
-  const NodeRank self = context_->parts.node;
+  BatchPipeline::BatchParts parts{.before = SumTasks(batch),
+                                  .after = FinishTasks(batch)};
+  if (context_->num_owners() == 1) {
+    parts.spec = AcrossGroups(batch, &parts.payload_bytes);
+    return pipeline_.Add(std::move(parts));
+  }
+  parts.spec = WithinGroup(batch, &parts.payload_bytes);
+  if (context_->has_groups()) {
+    parts.more.push_back({.before = GroupTasks(batch),
+                          .spec = AcrossGroups(batch, &parts.payload_bytes)});
+  }
+  return pipeline_.Add(std::move(parts));
+}
+
+transport::ExchangeSpec BucketReducer::WithinGroup(size_t batch,
+                                                   uint64_t* payload_bytes) {
+  transport::ExchangeSpec spec =
+      context_->Spec(kReducePhase, bucket_.id, batch);
+  const int self = context_->self();
   const TreePlan& tree = context_->tree;
-  const auto bytes = [this](int64_t begin, int64_t elements) {
-    return std::as_writable_bytes(window_.subspan(begin, elements));
-  };
-  const Batch& own = cut_[self.value()][batch];
+  const int num_sums = tree.num_ranges(context_->parts.node);
+  const Batch& own = cut_[self][batch];
   const auto bytes_of = [this, batch](NodeRank from, NodeRank to) -> uint64_t {
-    return context_->tree.num_ranges(from) *
-           cut_[to.value()][batch].elements() * sizeof(float);
+    const int owner = context_->topology().OwnerOf(to).value();
+    return context_->tree.num_ranges(from) * cut_[owner][batch].elements() *
+           sizeof(float);
   };
-  context_->Deliver(bytes_of, &parts.spec);
+  context_->Deliver(bytes_of, &spec);
   for (const layout::Shard& shard : bucket_.shards) {
-    const NodeRank peer = shard.owner;
-    if (peer == self) continue;
-    const Batch& theirs = cut_[peer.value()][batch];
+    const int owner = shard.owner.value();
+    if (owner == self) continue;
+    const NodeRank peer = context_->NodeOf(shard.owner);
+    const Batch& theirs = cut_[owner][batch];
     if (theirs.elements() > 0) {
-      parts.spec.sends.push_back(
-          {peer, bytes(plan_.sums[peer.value()][batch],
-                       tree.num_ranges(self) * theirs.elements())});
-      parts.payload_bytes +=
-          tree.num_ranges(self) * SizeOf(shard, theirs) * sizeof(float);
+      spec.sends.push_back({peer, Bytes(plan_.sums[owner][batch],
+                                        num_sums * theirs.elements())});
+      *payload_bytes += num_sums * SizeOf(shard, theirs) * sizeof(float);
     }
     if (own.elements() > 0) {
-      parts.spec.receives.push_back(
-          {peer, bytes(plan_.received[peer.value()][batch],
+      spec.receives.push_back(
+          {peer, Bytes(plan_.received[owner][batch],
                        tree.num_ranges(peer) * own.elements())});
     }
   }
-  return pipeline_.Add(std::move(parts));
+  return spec;
+}
+
+transport::ExchangeSpec BucketReducer::AcrossGroups(size_t batch,
+                                                    uint64_t* payload_bytes) {
+  const TreePlan& tree = context_->tree;
+  const Batch& own = cut_[context_->self()][batch];
+  *payload_bytes += (context_->num_groups() - 1) *
+                    tree.num_group_ranges(context_->group()) *
+                    SizeOf(own_, own) * sizeof(float);
+  return context_->AcrossGroups(bucket_.id, batch, [&](int group) {
+    return Bytes(plan_.groups[group][batch],
+                 tree.num_group_ranges(group) * own.elements());
+  });
+}
+
+std::span<std::byte> BucketReducer::Bytes(int64_t begin, int64_t elements) {
+  return std::as_writable_bytes(window_.subspan(begin, elements));
+}
+
+void BucketReducer::PlanGroup() {
+  const TreePlan& tree = context_->tree;
+  std::vector<kernels::RankRange> nodes;
+  group_places_.resize(cut_[0].size());
+  for (int i = 0; i < context_->num_owners(); ++i) {
+    const auto ranges = tree.ranges_of(context_->NodeOf(NodeRank(i)));
+    nodes.insert(nodes.end(), ranges.begin(), ranges.end());
+    AddPlaces(plan_.received[i], ranges.size());
+  }
+  const auto sums = tree.ranges_of_group(context_->group());
+  AddPlaces(plan_.groups[context_->group()], sums.size());
+  group_adds_ = PlanGroupSums(nodes, sums);
+}
+
+void BucketReducer::AddPlaces(const std::vector<int64_t>& runs,
+                              size_t num_sums) {
+  for (size_t batch = 0; batch < group_places_.size(); ++batch) {
+    for (size_t i = 0; i < num_sums; ++i) {
+      group_places_[batch].push_back(
+          runs[batch] + i * cut_[context_->self()][batch].elements());
+    }
+  }
+}
+
+std::vector<BatchPipeline::Work> BucketReducer::GroupTasks(size_t batch) {
+  std::vector<BatchPipeline::Work> tasks;
+  const Batch& own = cut_[context_->self()][batch];
+  for (const layout::Chunk& chunk : ChunksOf(own_, own)) {
+    tasks.push_back({[this, batch, &own, &chunk](int) {
+      for (const layout::Piece& piece : chunk.pieces) {
+        AddGroup(batch, piece.bucket_offset - own.bucket_begin, piece.size());
+      }
+      return absl::OkStatus();
+    }});
+  }
+  return tasks;
+}
+
+void BucketReducer::AddGroup(size_t batch, int64_t offset, int64_t count) {
+  const auto at = [&](int place) {
+    return window_.data() + group_places_[batch][place] + offset;
+  };
+  for (const GroupAdd& add : group_adds_) {
+    std::array<const void*, 2> sources = {at(add.left), nullptr};
+    const size_t num_sources = add.right < 0 ? 1 : 2;
+    if (num_sources == 2) sources[1] = at(add.right);
+    context_->parts.kernels->tree_sum(kernels::DType::kFloat32,
+                                      std::span(sources).first(num_sources),
+                                      count, at(add.into));
+  }
 }
 
 std::vector<BatchPipeline::Work> BucketReducer::SumTasks(size_t batch) {
@@ -121,7 +206,7 @@ std::vector<BatchPipeline::Work> BucketReducer::SumTasks(size_t batch) {
 
 std::vector<BatchPipeline::Work> BucketReducer::FinishTasks(size_t batch) {
   std::vector<BatchPipeline::Work> tasks;
-  const Batch& own = cut_[context_->parts.node.value()][batch];
+  const Batch& own = cut_[context_->self()][batch];
   for (size_t i = own.first_chunk; i < own.end_chunk; ++i) {
     tasks.push_back({[this, batch, i](int thread) {
       results_[i] = {};
@@ -132,12 +217,6 @@ std::vector<BatchPipeline::Work> BucketReducer::FinishTasks(size_t batch) {
     }});
   }
   return tasks;
-}
-
-void BucketReducer::Report() {
-  Reduced reduced;
-  for (const Reduced& partial : results_) reduced.Merge(partial);
-  context_->observer->OnBucketReduced(bucket_.id, reduced);
 }
 
 void BucketReducer::SumPiece(int thread, size_t owner, size_t batch,
@@ -170,25 +249,33 @@ void BucketReducer::FinishPiece(int thread, size_t batch,
   const Parts& parts = context_->parts;
   std::vector<const float*>& sums = context_->threads[thread].sums;
   float* const out = parts.state_gradient.data() + piece.state_offset;
-  if (bucket_.shards.size() == 1) {
-    SumLocalRanks(thread, context_->tree.ranges().front(), piece, out);
-    sums[0] = out;
+  const TreePlan& tree = context_->tree;
+  size_t num_sums = 0;
+  const auto add = [&](int64_t begin, int count) {
+    const Batch& own = cut_[context_->self()][batch];
+    const float* sum =
+        window_.data() + begin + (piece.bucket_offset - own.bucket_begin);
+    for (int i = 0; i < count; ++i, sum += own.elements()) {
+      sums[num_sums++] = sum;
+    }
+  };
+  if (!context_->has_peers()) {
+    SumLocalRanks(thread, tree.ranges().front(), piece, out);
+    sums[num_sums++] = out;
+  } else if (context_->has_groups()) {
+    for (int g = 0; g < context_->num_groups(); ++g) {
+      add(plan_.groups[g][batch], tree.num_group_ranges(g));
+    }
   } else {
-    const Batch& own = cut_[parts.node.value()][batch];
-    size_t next = 0;
     for (const layout::Shard& shard : bucket_.shards) {
-      const float* sum = window_.data() +
-                         plan_.received[shard.owner.value()][batch] +
-                         (piece.bucket_offset - own.bucket_begin);
-      for (int i = 0; i < context_->tree.num_ranges(shard.owner); ++i) {
-        sums[next++] = sum;
-        sum += own.elements();
-      }
+      add(plan_.received[shard.owner.value()][batch],
+          tree.num_ranges(shard.owner));
     }
   }
-  parts.kernels->finish_mean(context_->tree.ranges(), sums,
-                             parts.layout->topology().world_size(),
-                             piece.size(), out);
+  parts.kernels->finish_mean(
+      context_->has_groups() ? tree.group_ranges() : tree.ranges(),
+      std::span(sums).first(num_sums), context_->topology().world_size(),
+      piece.size(), out);
   context_->AddNorm(out, piece.size(), reduced);
 }
 

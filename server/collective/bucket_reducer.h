@@ -6,6 +6,13 @@
 //               sums of this node's subtrees -> window; exchange; each own
 //               chunk: finish the tree over all nodes' subtrees in rank
 //               order, ÷ W once, norm
+//   groups      the same within the partition group (a group of one node: no
+//               exchange), up to the tree: each own chunk: the sums of the
+//               group's subtrees (group_sums.h); exchange between the nodes
+//               that own the same in the other groups; each own chunk: finish
+//               the tree over all groups' subtrees, ÷ W once, norm
+//
+// So groups change no bit, and every group reduces the same ones.
 //
 // Threading: control thread; chunks are tasks of the pool, made once.
 #ifndef SERVER_COLLECTIVE_BUCKET_REDUCER_H_
@@ -25,8 +32,10 @@
 #include "server/collective/batch_pipeline.h"
 #include "server/collective/bucket_operation.h"
 #include "server/collective/context.h"
+#include "server/collective/group_sums.h"
 #include "server/collective/window_plan.h"
 #include "server/layout/layout.h"
+#include "server/transport/transport.h"
 
 namespace ballast::collective {
 
@@ -48,11 +57,20 @@ class BucketReducer final : public BucketOperation {
 
   absl::Status MakeBatches();
   absl::Status MakeBatch(size_t batch);
-  std::vector<BatchPipeline::Work> SumTasks(size_t batch);
-  std::vector<BatchPipeline::Work> FinishTasks(size_t batch);
-  void Report();
+  // `payload_bytes` is added to.
+  transport::ExchangeSpec WithinGroup(size_t batch, uint64_t* payload_bytes);
+  transport::ExchangeSpec AcrossGroups(size_t batch, uint64_t* payload_bytes);
+  std::span<std::byte> Bytes(int64_t begin, int64_t elements);  // of the window
+  void PlanGroup();
+  // Sums of the own batches, `num_sums` after one another from `runs` on.
+  void AddPlaces(const std::vector<int64_t>& runs, size_t num_sums);
 
-  // On pool threads.
+  std::vector<BatchPipeline::Work> SumTasks(size_t batch);
+  std::vector<BatchPipeline::Work> GroupTasks(size_t batch);
+  std::vector<BatchPipeline::Work> FinishTasks(size_t batch);
+
+  // On pool threads. `offset` is in the own batch.
+  void AddGroup(size_t batch, int64_t offset, int64_t count);
   void SumPiece(int thread, size_t owner, size_t batch,
                 const layout::Piece& piece);
   void FinishPiece(int thread, size_t batch, const layout::Piece& piece,
@@ -66,6 +84,10 @@ class BucketReducer final : public BucketOperation {
   const std::span<float> window_;
   const BatchCut cut_;
   const WindowPlan plan_;
+  // With groups of several nodes: how the group's sums are made, and where in
+  // the window each place's sum begins, by batch.
+  std::vector<GroupAdd> group_adds_;
+  std::vector<std::vector<int64_t>> group_places_;
   std::vector<Reduced> results_;  // by own chunk
   BatchPipeline pipeline_;
 };

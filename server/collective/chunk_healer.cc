@@ -14,13 +14,18 @@ namespace {
 
 using Entry = PublishedChunks::Entry;
 
-// The owner of what is not this node's own first, then by rank.
-std::vector<NodeRank> NodesToAsk(const ChunkId& id, NodeRank self, int count) {
+// The owner of what is not this node's own first, then by rank. What the votes
+// differ in, as the first partition group's owner has it (comparison.h).
+std::vector<NodeRank> NodesToAsk(const Context& context, const ChunkId& id,
+                                 HealKind kind) {
+  const NodeRank self = context.parts.node;
+  const NodeRank owner =
+      kind == HealKind::kVote ? id.owner : context.NodeOf(id.owner);
   std::vector<NodeRank> nodes;
-  if (id.owner != self) nodes.push_back(id.owner);
-  for (int n = 0; n < count; ++n) {
+  if (owner != self) nodes.push_back(owner);
+  for (int n = 0; n < context.topology().num_nodes; ++n) {
     const NodeRank node(n);
-    if (node != self && node != id.owner) nodes.push_back(node);
+    if (node != self && node != owner) nodes.push_back(node);
   }
   return nodes;
 }
@@ -73,7 +78,7 @@ void ChunkHealer::OpenSome() {
     const Parts& parts = context_->parts;
     const ChunkId& id = one->wanted.id;
     one->own_checksum = parts.published->Checksum(id, parts.weights);
-    one->nodes = NodesToAsk(id, parts.node, parts.layout->topology().num_nodes);
+    one->nodes = NodesToAsk(*context_, id, one->wanted.kind);
     one->copy.resize(sizeof(Entry) + parts.published->BytesOf(id));
     AskNext(one);
   }

@@ -17,7 +17,7 @@ void ChunkKeeper::OnDamaged(
   stages_.Set(id, ChunkStage::kDamaged);
   source_.OnStages();
   ChunkHealer::Wanted wanted{.id = id, .version = WeightVersion(step.value())};
-  const bool is_own = id.owner == context_->parts.node;
+  const bool is_own = id.owner.value() == context_->self();
   if (is_own) {
     const PublishedChunks::Entry& entry = context_->parts.published->entry(id);
     wanted.version = entry.version;

@@ -69,8 +69,8 @@ absl::Status ChunkSource::Check(const transport::PullKey& key) const {
     return Nothing(absl::StrCat("bucket ", key.bucket.value()));
   }
   if (key.owner.value() < 0 ||
-      key.owner.value() >= layout.topology().num_nodes) {
-    return Nothing(absl::StrCat("node ", key.owner.value()));
+      key.owner.value() >= layout.topology().num_owners()) {
+    return Nothing(absl::StrCat("owner ", key.owner.value()));
   }
   if (key.kind == kPullMarks) {
     if (key.owner == context_->parts.node) return absl::OkStatus();

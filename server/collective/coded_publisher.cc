@@ -44,7 +44,7 @@ CodedPublisher::CodedPublisher(Context* context, const ChunkCoder* coder,
     bytes_.push_back(window.data());
     window = window.subspan(slices_.back().bytes);
   }
-  for (const CodedChunk& chunk : slices_[context->parts.node.value()].chunks) {
+  for (const CodedChunk& chunk : slices_[context->self()].chunks) {
     errors_.emplace_back(chunk.runs.size());
   }
 }
@@ -54,7 +54,7 @@ absl::Status CodedPublisher::MakeBatch(size_t batch) {
       .before = EncodeTasks(batch),
       .spec = context_->Spec(kPublishPhase, bucket_.id, batch),
       .after = DecodeTasks(batch)};
-  const int self = context_->parts.node.value();
+  const int self = context_->self();
   const Batch& own = cut_[self][batch];
   const auto bytes_of = [this, batch](NodeRank owner) {
     const int i = owner.value();
@@ -64,15 +64,16 @@ absl::Status CodedPublisher::MakeBatch(size_t batch) {
   for (const layout::Shard& shard : bucket_.shards) {
     const int peer = shard.owner.value();
     if (peer == self) continue;
+    const NodeRank node = context_->NodeOf(shard.owner);
     const Batch& theirs = cut_[peer][batch];
     if (own.num_chunks() > 0) {
       parts.spec.sends.push_back(
-          {shard.owner, slices_[self].BytesOf(own, bytes_[self])});
+          {node, slices_[self].BytesOf(own, bytes_[self])});
       parts.payload_bytes += PayloadOf(slices_[self].ChunksOf(own));
     }
     if (theirs.num_chunks() > 0) {
       parts.spec.receives.push_back(
-          {shard.owner, slices_[peer].BytesOf(theirs, bytes_[peer])});
+          {node, slices_[peer].BytesOf(theirs, bytes_[peer])});
     }
   }
   return pipeline_.Add(std::move(parts));
@@ -80,10 +81,10 @@ absl::Status CodedPublisher::MakeBatch(size_t batch) {
 
 std::vector<BatchPipeline::Work> CodedPublisher::EncodeTasks(size_t batch) {
   std::vector<BatchPipeline::Work> tasks;
-  const int self = context_->parts.node.value();
+  const int self = context_->self();
   const Batch& own = cut_[self][batch];
   for (size_t i = own.first_chunk; i < own.end_chunk; ++i) {
-    const ChunkId id{bucket_.id, context_->parts.node, i};
+    const ChunkId id{bucket_.id, NodeRank(self), i};
     tasks.push_back({[this, self, i, id](int thread) {
                        return coder_->Encode(thread, pipeline_.step(), id,
                                              slices_[self].chunks[i],
@@ -96,7 +97,7 @@ std::vector<BatchPipeline::Work> CodedPublisher::EncodeTasks(size_t batch) {
 
 std::vector<BatchPipeline::Work> CodedPublisher::DecodeTasks(size_t batch) {
   std::vector<BatchPipeline::Work> tasks;
-  const int self = context_->parts.node.value();
+  const int self = context_->self();
   for (const layout::Shard& shard : bucket_.shards) {
     const int owner = shard.owner.value();
     if (owner == self) continue;
@@ -115,7 +116,8 @@ std::vector<BatchPipeline::Work> CodedPublisher::DecodeTasks(size_t batch) {
 }
 
 void CodedPublisher::AddErrors(PathErrors* sum) const {
-  const CodedSlice& own = slices_[context_->parts.node.value()];
+  if (context_->group() > 0) return;  // the first group tells the same
+  const CodedSlice& own = slices_[context_->self()];
   for (size_t i = 0; i < own.chunks.size(); ++i) {
     context_->AddErrors(layout::Path::kWeights, own.chunks[i].runs, errors_[i],
                         sum);

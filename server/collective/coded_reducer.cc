@@ -14,11 +14,17 @@ namespace ballast::collective {
 int64_t CodedReducer::WindowBytes(const Context& context, BucketId bucket) {
   const layout::Bucket& cut = context.bucket(bucket);
   int64_t bytes = 0;
+  // Of the own slice, each contributor's and then each partition group's; a
+  // group of one node has its own from the beginning.
+  const int num_own = (context.has_groups() && context.num_owners() == 1
+                           ? 0
+                           : context.num_owners()) +
+                      (context.has_groups() ? context.num_groups() : 0);
   for (const layout::Shard& shard : cut.shards) {
     const CodedSlice slice = PlanSlice(shard, context.gradient_codecs);
-    const bool is_own = shard.owner == context.parts.node;
+    const bool is_own = shard.owner.value() == context.self();
     bytes += (context.may_change_codecs() ? WidestBytes(slice) : slice.bytes) *
-             (is_own ? cut.shards.size() : 1);
+             (is_own ? num_own : 1);
   }
   return bytes;
 }
@@ -39,7 +45,9 @@ CodedReducer::CodedReducer(Context* context, BucketId bucket,
       bucket_(context->bucket(bucket)),
       cut_(CutCodedBatches(bucket_, context->gradient_codecs,
                            context->parts.batch_bytes)),
-      pipeline_(context, [this] { Report(); }) {
+      pipeline_(context, [this] {
+        context_->TellReduced(bucket_.id, finish_results_);
+      }) {
   const auto take = [&window](int64_t bytes) {
     std::byte* const taken = window.data();
     window = window.subspan(bytes);
@@ -47,52 +55,87 @@ CodedReducer::CodedReducer(Context* context, BucketId bucket,
   };
   for (const layout::Shard& shard : bucket_.shards) {
     slices_.push_back(PlanSlice(shard, context->gradient_codecs));
-    contributions_.push_back(take(slices_.back().bytes));
+    contributions_.push_back(is_group_of_one() ? nullptr
+                                               : take(slices_.back().bytes));
     errors_.emplace_back();
     residual_norms2_.emplace_back(slices_.back().chunks.size());
     for (const CodedChunk& chunk : slices_.back().chunks) {
       errors_.back().emplace_back(chunk.runs.size());
     }
   }
-  const int self = context->parts.node.value();
+  const int self = context->self();
   finish_results_.resize(slices_[self].chunks.size());
   for (const layout::Shard& shard : bucket_.shards) {
     own_slices_.push_back(shard.owner.value() == self
                               ? contributions_[self]
                               : take(slices_[self].bytes));
   }
+  if (!context->has_groups()) return;
+  for (int g = 0; g < context->num_groups(); ++g) {
+    group_slices_.push_back(take(slices_[self].bytes));
+  }
+  for (const CodedChunk& chunk : slices_[self].chunks) {
+    group_errors_.emplace_back(chunk.runs.size());
+  }
+  if (is_group_of_one()) contributions_[self] = group_slices_[context->group()];
 }
 
 absl::Status CodedReducer::MakeBatch(size_t batch) {
-  BatchPipeline::BatchParts parts{
-      .before = EncodeTasks(batch),
-      .spec = context_->Spec(kReducePhase, bucket_.id, batch),
-      .after = FinishTasks(batch)};
-  const int self = context_->parts.node.value();
+  BatchPipeline::BatchParts parts{.before = EncodeTasks(batch),
+                                  .after = FinishTasks(batch)};
+  if (is_group_of_one()) {
+    parts.spec = AcrossGroups(batch, &parts.payload_bytes);
+    return pipeline_.Add(std::move(parts));
+  }
+  parts.spec = WithinGroup(batch, &parts.payload_bytes);
+  if (context_->has_groups()) {
+    parts.more.push_back({.before = GroupTasks(batch),
+                          .spec = AcrossGroups(batch, &parts.payload_bytes)});
+  }
+  return pipeline_.Add(std::move(parts));
+}
+
+transport::ExchangeSpec CodedReducer::WithinGroup(size_t batch,
+                                                  uint64_t* payload_bytes) {
+  transport::ExchangeSpec spec =
+      context_->Spec(kReducePhase, bucket_.id, batch);
+  const int self = context_->self();
   // All nodes send an owner equally much.
   const auto bytes_of = [this, batch](NodeRank, NodeRank to) {
-    const int owner = to.value();
+    const int owner = context_->topology().OwnerOf(to).value();
     return slices_[owner]
         .BytesOf(cut_[owner][batch], contributions_[owner])
         .size();
   };
-  context_->Deliver(bytes_of, &parts.spec);
+  context_->Deliver(bytes_of, &spec);
   for (const layout::Shard& shard : bucket_.shards) {
-    const int peer = shard.owner.value();
-    if (peer == self) continue;
-    const Batch& theirs = cut_[peer][batch];
+    const int owner = shard.owner.value();
+    if (owner == self) continue;
+    const NodeRank peer = context_->NodeOf(shard.owner);
+    const Batch& theirs = cut_[owner][batch];
     const Batch& own = cut_[self][batch];
     if (theirs.num_chunks() > 0) {
-      parts.spec.sends.push_back(
-          {shard.owner, slices_[peer].BytesOf(theirs, contributions_[peer])});
-      parts.payload_bytes += PayloadOf(slices_[peer].ChunksOf(theirs));
+      spec.sends.push_back(
+          {peer, slices_[owner].BytesOf(theirs, contributions_[owner])});
+      *payload_bytes += PayloadOf(slices_[owner].ChunksOf(theirs));
     }
     if (own.num_chunks() > 0) {
-      parts.spec.receives.push_back(
-          {shard.owner, slices_[self].BytesOf(own, own_slices_[peer])});
+      spec.receives.push_back(
+          {peer, slices_[self].BytesOf(own, own_slices_[owner])});
     }
   }
-  return pipeline_.Add(std::move(parts));
+  return spec;
+}
+
+transport::ExchangeSpec CodedReducer::AcrossGroups(size_t batch,
+                                                   uint64_t* payload_bytes) {
+  const CodedSlice& slice = slices_[context_->self()];
+  const Batch& own = cut_[context_->self()][batch];
+  *payload_bytes +=
+      (context_->num_groups() - 1) * PayloadOf(slice.ChunksOf(own));
+  return context_->AcrossGroups(bucket_.id, batch, [&](int group) {
+    return slice.BytesOf(own, group_slices_[group]);
+  });
 }
 
 std::vector<BatchPipeline::Work> CodedReducer::EncodeTasks(size_t batch) {
@@ -113,7 +156,7 @@ std::vector<BatchPipeline::Work> CodedReducer::EncodeTasks(size_t batch) {
 
 std::vector<BatchPipeline::Work> CodedReducer::FinishTasks(size_t batch) {
   std::vector<BatchPipeline::Work> tasks;
-  const int self = context_->parts.node.value();
+  const int self = context_->self();
   const Batch& own = cut_[self][batch];
   for (size_t i = own.first_chunk; i < own.end_chunk; ++i) {
     tasks.push_back({[this, self, i](int) {
@@ -124,13 +167,25 @@ std::vector<BatchPipeline::Work> CodedReducer::FinishTasks(size_t batch) {
   return tasks;
 }
 
-void CodedReducer::Report() {
-  Reduced reduced;
-  for (const Reduced& partial : finish_results_) reduced.Merge(partial);
-  context_->observer->OnBucketReduced(bucket_.id, reduced);
+std::vector<BatchPipeline::Work> CodedReducer::GroupTasks(size_t batch) {
+  std::vector<BatchPipeline::Work> tasks;
+  const int self = context_->self();
+  const Batch& own = cut_[self][batch];
+  for (size_t i = own.first_chunk; i < own.end_chunk; ++i) {
+    tasks.push_back({[this, self, i](int thread) {
+      EncodeGroupChunk(thread, slices_[self].chunks[i].runs, group_errors_[i]);
+      return absl::OkStatus();
+    }});
+  }
+  return tasks;
 }
 
 void CodedReducer::AddErrors(PathErrors* sum) const {
+  for (size_t i = 0; i < group_errors_.size(); ++i) {
+    context_->AddErrors(layout::Path::kGradients,
+                        slices_[context_->self()].chunks[i].runs,
+                        group_errors_[i], sum);
+  }
   for (size_t owner = 0; owner < slices_.size(); ++owner) {
     for (size_t i = 0; i < slices_[owner].chunks.size(); ++i) {
       context_->AddErrors(layout::Path::kGradients,
@@ -157,7 +212,9 @@ void CodedReducer::EncodeChunk(int thread, std::span<const CodedRun> runs,
                             piece.size(), sum);
     // Each node's contribution is another encoding of the element's gradient.
     const Run run =
-        context_->RunOf(coded, pipeline_.step(), parts.node.value());
+        is_group_of_one()
+            ? context_->GroupRunOf(coded, pipeline_.step())
+            : context_->RunOf(coded, pipeline_.step(), parts.node.value());
     if (context_->feeds_back(piece.tensor)) {
       *residual_norm2 +=
           EncodeWithResidual(coded, run, sum, slice + coded.offset);
@@ -204,6 +261,29 @@ double CodedReducer::residual_norm2() const {
   return norm2;
 }
 
+void CodedReducer::EncodeGroupChunk(int thread, std::span<const CodedRun> runs,
+                                    std::span<ErrorSums> errors) {
+  float* const sum = context_->threads[thread].scratch.data();
+  std::byte* const slice = group_slices_[context_->group()];
+  for (size_t r = 0; r < runs.size(); ++r) {
+    AddContributions(runs[r], own_slices_, sum);
+    const Run run = context_->GroupRunOf(runs[r], pipeline_.step());
+    runs[r].codec->Encode(run, sum, slice + runs[r].offset);
+    context_->Meter(layout::Path::kGradients, runs[r], run, pipeline_.step(),
+                    sum, sum, sum, &errors[r]);
+  }
+}
+
+void CodedReducer::AddContributions(const CodedRun& coded,
+                                    std::span<std::byte* const> slices,
+                                    float* out) const {
+  const int64_t count = coded.piece->size();
+  coded.codec->Decode(count, slices[0] + coded.offset, out);
+  for (const std::byte* const slice : slices.subspan(1)) {
+    coded.codec->DecodeAdd(count, slice + coded.offset, out);
+  }
+}
+
 void CodedReducer::FinishChunk(std::span<const CodedRun> runs,
                                Reduced* reduced) {
   *reduced = {};
@@ -212,11 +292,8 @@ void CodedReducer::FinishChunk(std::span<const CodedRun> runs,
   for (const CodedRun& coded : runs) {
     const layout::Piece& piece = *coded.piece;
     float* const out = parts.state_gradient.data() + piece.state_offset;
-    coded.codec->Decode(piece.size(), own_slices_[0] + coded.offset, out);
-    for (size_t node = 1; node < own_slices_.size(); ++node) {
-      coded.codec->DecodeAdd(piece.size(), own_slices_[node] + coded.offset,
-                             out);
-    }
+    AddContributions(coded,
+                     context_->has_groups() ? group_slices_ : own_slices_, out);
     const float* const sum = out;
     parts.kernels->finish_mean({&whole, 1}, {&sum, 1}, whole.count,
                                piece.size(), out);

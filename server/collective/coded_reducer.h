@@ -7,6 +7,12 @@
 //   exchange                  to each owner its slice, from each peer ours
 //   each own chunk:           decode node 0's, add node 1's, … in node order,
 //                             ÷ (nodes x workers) once, norm
+//   partition groups          the same within the group, up to the sum; each
+//                             own chunk: the group's sum is encoded again;
+//                             exchange between the nodes that own the same in
+//                             the other groups; decode group 0's, add group
+//                             1's, … the own one's too, ÷, norm. A group of
+//                             one node encodes its sum once, as the group's
 //
 // The owner's own contribution goes through the codec like all others, so that
 // who owns an element changes no bit of it. Tensors without a codec go as one
@@ -32,6 +38,7 @@
 #include "server/collective/context.h"
 #include "server/collective/error_sums.h"
 #include "server/layout/layout.h"
+#include "server/transport/transport.h"
 
 namespace ballast::collective {
 
@@ -54,13 +61,24 @@ class CodedReducer final : public BucketOperation {
   CodedReducer(Context* context, BucketId bucket, std::span<std::byte> window);
 
   absl::Status MakeBatch(size_t batch);
-  std::vector<BatchPipeline::Work> EncodeTasks(size_t batch);
-  std::vector<BatchPipeline::Work> FinishTasks(size_t batch);
-  void Report();
+  // `payload_bytes` is added to.
+  transport::ExchangeSpec WithinGroup(size_t batch, uint64_t* payload_bytes);
+  transport::ExchangeSpec AcrossGroups(size_t batch, uint64_t* payload_bytes);
+  bool is_group_of_one() const {
+    return context_->has_groups() && context_->num_owners() == 1;
+  }
 
-  // On pool threads. `residual_norm2` is added to.
+  std::vector<BatchPipeline::Work> EncodeTasks(size_t batch);
+  std::vector<BatchPipeline::Work> GroupTasks(size_t batch);
+  std::vector<BatchPipeline::Work> FinishTasks(size_t batch);
+
+  // On pool threads. `residual_norm2` is written.
   void EncodeChunk(int thread, std::span<const CodedRun> runs, std::byte* slice,
                    std::span<ErrorSums> errors, double* residual_norm2);
+  void EncodeGroupChunk(int thread, std::span<const CodedRun> runs,
+                        std::span<ErrorSums> errors);
+  void AddContributions(const CodedRun& coded,
+                        std::span<std::byte* const> slices, float* out) const;
   // sum + residual in place of the sum; what is left over goes beside it.
   double EncodeWithResidual(const CodedRun& coded, const Run& run, float* sum,
                             std::byte* out);
@@ -72,8 +90,10 @@ class CodedReducer final : public BucketOperation {
   std::vector<CodedSlice> slices_;         // by owner
   std::vector<std::byte*> contributions_;  // of this node, by owner
   std::vector<std::byte*> own_slices_;     // of the own slice: by contributor
+  std::vector<std::byte*> group_slices_;   // likewise, by partition group
   // By owner, by chunk, by run.
   std::vector<std::vector<std::vector<ErrorSums>>> errors_;
+  std::vector<std::vector<ErrorSums>> group_errors_;  // by own chunk, by run
   std::vector<std::vector<double>> residual_norms2_;  // by owner, by chunk
   std::vector<Reduced> finish_results_;               // by own chunk
   BatchPipeline pipeline_;

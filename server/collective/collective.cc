@@ -302,9 +302,7 @@ class HierarchicalCollective final : public Collective,
  private:
   using Operations = std::vector<std::unique_ptr<BucketOperation>>;
 
-  bool has_peers() const {
-    return context_.parts.layout->topology().num_nodes > 1;
-  }
+  bool has_peers() const { return context_.has_peers(); }
   bool codes_gradients() const {
     const layout::ExchangePlan* const plan = context_.parts.plan;
     return plan != nullptr && plan->quantizes_gradients();

@@ -19,6 +19,7 @@
 #include "kernels/stochastic.h"
 #include "server/base/status_matchers.h"
 #include "server/collective/codec_registry.h"
+#include "server/collective/coded_testing.h"
 #include "server/collective/collective_rig.h"
 #include "server/layout/exchange_plan.h"
 #include "server/layout/policy.h"
@@ -26,13 +27,6 @@
 
 namespace ballast::collective {
 namespace {
-
-constexpr uint64_t kJobKey = 77;  // the rig's
-
-struct Shape {
-  int nodes;
-  int workers;
-};
 
 constexpr Shape kShapes[] = {{1, 1}, {1, 4}, {4, 1}, {2, 2}, {2, 3},
                              {3, 2}, {6, 1}, {1, 6}, {2, 4}, {5, 3}};
@@ -48,97 +42,6 @@ const char* const kPolicies[] = {
     "zeropp gradients.range=clip16 gradients.hadamard=32 "
     "gradients.rounding=stochastic",
 };
-
-std::vector<std::byte> EncodeWhole(const kernels::CodecSpec& spec, uint64_t key,
-                                   const std::vector<float>& values) {
-  const auto count = static_cast<int64_t>(values.size());
-  std::vector<std::byte> bytes(kernels::EncodedBytes(spec, count));
-  kernels::Reference().encode(spec, key, 0, count, values.data(),
-                              reinterpret_cast<uint8_t*>(bytes.data()));
-  return bytes;
-}
-
-std::vector<float> ThereAndBack(const layout::CodecChoice& choice, uint64_t key,
-                                std::vector<float> values) {
-  if (!choice.quantizes()) return values;
-  const std::vector<std::byte> bytes = EncodeWhole(choice.block, key, values);
-  kernels::Reference().decode(choice.block, values.size(),
-                              reinterpret_cast<const uint8_t*>(bytes.data()),
-                              values.data());
-  return values;
-}
-
-uint64_t KeyOf(const layout::ExchangePolicy& policy, size_t tensor,
-               int64_t step, int hop) {
-  return kernels::StochasticKey(policy.seed, kJobKey, tensor, step, hop);
-}
-
-// The canonical tree over one node's ranks, of a whole tensor.
-std::vector<float> NodeSum(const layout::Layout& layout,
-                           const MakeGradient& gradient, size_t tensor,
-                           int node, int workers) {
-  const int64_t count = layout.places()[tensor].num_elements;
-  std::vector<std::vector<std::byte>> gradients;
-  std::vector<const void*> sources;
-  for (int local = 0; local < workers; ++local) {
-    gradients.push_back(gradient(layout.tensors()[tensor], count,
-                                 static_cast<int>(tensor),
-                                 node * workers + local));
-    sources.push_back(gradients.back().data());
-  }
-  std::vector<float> sum(count);
-  kernels::Reference().tree_sum(layout.tensors()[tensor].dtype, sources, count,
-                                sum.data());
-  return sum;
-}
-
-struct Expected {
-  std::vector<std::vector<float>> means;
-  kernels::ExactSum norm;
-};
-
-// FORMAT.md, section 7, "Quantized presets".
-Expected WholeTensors(const layout::Layout& layout, const std::string& text,
-                      const MakeGradient& gradient, Shape shape,
-                      int64_t step = 1) {
-  const layout::ExchangePolicy policy = *layout::ParsePolicy(text);
-  Expected expected;
-  for (size_t i = 0; i < layout.tensors().size(); ++i) {
-    std::vector<float>& mean = expected.means.emplace_back();
-    if (!layout.tensors()[i].trainable) continue;
-    const int64_t count = layout.places()[i].num_elements;
-    const layout::TensorCodecs codecs =
-        layout::CodecsOf(policy, layout.tensors()[i].name, count);
-    for (int node = 0; node < shape.nodes; ++node) {
-      const std::vector<float> decoded =
-          ThereAndBack(codecs.gradients, KeyOf(policy, i, step, node),
-                       NodeSum(layout, gradient, i, node, shape.workers));
-      if (node == 0) mean = decoded;
-      for (int64_t e = 0; node > 0 && e < count; ++e) mean[e] += decoded[e];
-    }
-    const auto world = static_cast<float>(shape.nodes * shape.workers);
-    for (float& x : mean) x /= world;
-    for (int64_t cell = 0; cell < count; cell += layout::kCellElements) {
-      const kernels::CellNorm norm = kernels::Reference().cell_norm(
-          mean.data() + cell, std::min(layout::kCellElements, count - cell));
-      expected.norm.Add(norm.norm2);
-    }
-  }
-  return expected;
-}
-
-bool SameBits(const std::vector<std::vector<float>>& a,
-              const std::vector<std::vector<float>>& b) {
-  if (a.size() != b.size()) return false;
-  for (size_t i = 0; i < a.size(); ++i) {
-    if (a[i].size() != b[i].size()) return false;
-    if (!a[i].empty() && std::memcmp(a[i].data(), b[i].data(),
-                                     a[i].size() * sizeof(float)) != 0) {
-      return false;
-    }
-  }
-  return true;
-}
 
 TEST(CollectiveCodedTest, EqualsWholeTensors) {  // I3, I6, I7, I15
   for (const char* policy : kPolicies) {
@@ -366,27 +269,6 @@ TEST(CollectiveCodedTest, NonFiniteIsSeenByTheOwner) {  // I10
       }
     }
   }
-}
-
-// What every segment holds after publishing, gaps poisoned as they were.
-std::vector<std::byte> ExpectedWeights(const Rig& rig, const std::string& text,
-                                       int nodes, int64_t step,
-                                       std::vector<std::byte> weights) {
-  const layout::ExchangePolicy policy = *layout::ParsePolicy(text);
-  for (size_t i = 0; i < rig.layout().tensors().size(); ++i) {
-    const layout::TensorSpec& tensor = rig.layout().tensors()[i];
-    if (!tensor.trainable) continue;
-    const int64_t count = rig.layout().places()[i].num_elements;
-    const layout::TensorCodecs codecs =
-        layout::CodecsOf(policy, tensor.name, count);
-    const std::vector<float> published =
-        ThereAndBack(codecs.weights, KeyOf(policy, i, step, nodes),
-                     MasterValues(count, static_cast<int>(i)));
-    kernels::Reference().cast(
-        published.data(), tensor.dtype, count,
-        weights.data() + rig.layout().places()[i].weight_offset);
-  }
-  return weights;
 }
 
 TEST(CollectiveCodedTest, EveryNodePublishesTheDecodedForm) {  // I2, I25

@@ -22,10 +22,13 @@ constexpr std::byte kPoison{0xff};  // a NaN in every dtype
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 layout::Layout MakeLayout(const RigOptions& options) {
-  return *layout::Layout::Create(options.tensors,
-                                 {options.nodes, options.workers}, 1,
-                                 {.bucket_bytes = options.bucket_bytes,
-                                  .chunk_bytes = options.chunk_bytes});
+  return *layout::Layout::Create(
+      options.tensors,
+      {options.nodes, options.workers,
+       layout::ParsePolicy(options.exchange)->partition_nodes},
+      1,
+      {.bucket_bytes = options.bucket_bytes,
+       .chunk_bytes = options.chunk_bytes});
 }
 
 }  // namespace
@@ -193,7 +196,8 @@ void Rig::MakeNode(int rank) {
         MasterValues(place.num_elements, static_cast<int>(masters.size())));
   }
   for (const layout::Bucket& bucket : layout_.buckets()) {
-    for (const layout::Piece& piece : bucket.shards[rank].pieces) {
+    for (const layout::Piece& piece :
+         layout_.shard(bucket.id, NodeRank(rank)).pieces) {
       std::copy_n(masters[piece.tensor.value()].begin() + piece.begin,
                   piece.size(), node.master.begin() + piece.state_offset);
     }
@@ -338,7 +342,7 @@ void Rig::ReduceAll(Step step) {
   }
 }
 
-std::vector<std::vector<float>> Rig::Means() {
+std::vector<std::vector<float>> Rig::Means(int group) {
   std::vector<std::vector<float>> means(layout_.tensors().size());
   for (size_t i = 0; i < means.size(); ++i) {
     if (layout_.tensors()[i].trainable) {
@@ -347,7 +351,8 @@ std::vector<std::vector<float>> Rig::Means() {
   }
   for (const layout::Bucket& bucket : layout_.buckets()) {
     for (const layout::Shard& shard : bucket.shards) {
-      const Node& owner = nodes_[shard.owner.value()];
+      const Node& owner =
+          nodes_[layout_.topology().NodeAt(group, shard.owner).value()];
       for (const layout::Piece& piece : shard.pieces) {
         std::copy_n(owner.state_gradient.begin() + piece.state_offset,
                     piece.size(),

@@ -187,9 +187,9 @@ class Rig {
   // One full reduction, checked to have reported each bucket once.
   void ReduceAll(Step step);
 
-  // Of every trainable tensor, gathered from its owners' state gradients;
-  // and the norm over all nodes.
-  std::vector<std::vector<float>> Means();
+  // Of every trainable tensor, gathered from its owners' state gradients in a
+  // partition group; and the norm over all nodes.
+  std::vector<std::vector<float>> Means(int group = 0);
   kernels::ExactSum Norm();
   // Of all nodes, by metered tensor of the window.
   std::vector<ErrorSums> Errors(layout::Path path, Step step);

@@ -32,7 +32,7 @@ void Comparison::AskNext() {
   while (bucket_ < buckets.size()) {
     const layout::Shard& shard = buckets[bucket_].shards[owner_];
     if (!shard.chunks.empty() && shard.owner != parts.node) break;
-    if (++owner_ == parts.layout->topology().num_nodes) {
+    if (++owner_ == context_->num_owners()) {
       owner_ = 0;
       ++bucket_;
     }
@@ -98,7 +98,7 @@ void Comparison::OnHealed(const absl::Status& status) {
   failure_.Update(status);
   if (--num_healing_ > 0) return;
   if (!failure_.ok()) return End(failure_);
-  if (++owner_ == context_->parts.layout->topology().num_nodes) {
+  if (++owner_ == context_->num_owners()) {
     owner_ = 0;
     ++bucket_;
   }

@@ -4,7 +4,8 @@
 // differ: 16 bytes a chunk, owner after owner, bucket after bucket.
 //
 // The owner is right about its shard: the next differences that it encodes
-// start from its bits. A chunk that differs from its owner's in memory only
+// start from its bits. Of partition groups the first one's is, for all groups'
+// owners and members. A chunk that differs from its owner's in memory only
 // (its note agrees) is not found here but when its next version is applied.
 //
 // Threading: control thread only; between two steps' publishing.

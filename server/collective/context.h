@@ -112,6 +112,19 @@ struct Context {
     }
   }
 
+  const layout::Topology& topology() const { return parts.layout->topology(); }
+  bool has_peers() const { return topology().num_nodes > 1; }
+  int num_owners() const { return topology().num_owners(); }
+  int num_groups() const { return topology().num_groups(); }
+  bool has_groups() const { return num_groups() > 1; }
+  int group() const { return topology().GroupOf(parts.node); }
+  // This node's index in what there is of every owner.
+  int self() const { return topology().OwnerOf(parts.node).value(); }
+  // The owner in this node's partition group.
+  NodeRank NodeOf(NodeRank owner) const {
+    return topology().NodeAt(group(), owner);
+  }
+
   std::vector<std::unique_ptr<Codec>>& codecs(layout::Path path) {
     return path == layout::Path::kGradients ? gradient_codecs : weight_codecs;
   }
@@ -158,7 +171,11 @@ struct Context {
   }
   // After the encodings of the nodes' gradients.
   Run WeightRunOf(const CodedRun& coded, Step step) const {
-    return RunOf(coded, step, parts.layout->topology().num_nodes);
+    return RunOf(coded, step, topology().num_nodes);
+  }
+  // After those of the weights: of a partition group's sum.
+  Run GroupRunOf(const CodedRun& coded, Step step) const {
+    return RunOf(coded, step, topology().num_nodes + 1 + group());
   }
   Run RunOf(const CodedRun& coded, Step step, int hop) const {
     Run run{.first = coded.piece->begin, .count = coded.piece->size()};
@@ -214,6 +231,13 @@ struct Context {
       sum->tensors[index].Merge(errors[i]);
     }
   }
+  // Of all chunks of the own shard.
+  void TellReduced(BucketId bucket, std::span<const Reduced> chunks) const {
+    Reduced reduced;
+    for (const Reduced& of_chunk : chunks) reduced.Merge(of_chunk);
+    if (group() > 0) reduced.norm2 = {};
+    observer->OnBucketReduced(bucket, reduced);
+  }
   // Of a piece's reduced gradient.
   void AddNorm(const float* gradient, int64_t count, Reduced* reduced) const {
     for (int64_t cell = 0; cell < count; cell += layout::kCellElements) {
@@ -232,22 +256,45 @@ struct Context {
     spec.bucket = bucket;
     return spec;
   }
-  // Says what all nodes' parts are together. By their mean size, which is the
-  // same on all nodes, the way is chosen that they take.
-  template <typename BytesOf>  // uint64_t (NodeRank owner), on all nodes
+  // Says what the parts of all nodes of the partition group are together. By
+  // their mean size, which is the same on all of them, the way is chosen that
+  // they take.
+  template <typename BytesOf>  // uint64_t (NodeRank owner)
   void Gather(const BytesOf& bytes_of, transport::ExchangeSpec* spec) const {
     spec->pattern = transport::Pattern::kGather;
-    const int nodes = parts.layout->topology().num_nodes;
-    for (int i = 0; i < nodes; ++i) {
+    for (int i = 0; i < num_owners(); ++i) {
       spec->typical_part_bytes += bytes_of(NodeRank(i));
+      if (has_groups()) spec->nodes.push_back(NodeOf(NodeRank(i)));
     }
-    spec->typical_part_bytes /= nodes;
+    spec->typical_part_bytes /= num_owners();
   }
-  template <typename BytesOf>  // uint64_t (NodeRank from, NodeRank to)
+  template <typename BytesOf>  // uint64_t (NodeRank from, NodeRank to): nodes
   void Deliver(const BytesOf& bytes_of, transport::ExchangeSpec* spec) const {
-    Gather([&](NodeRank to) { return bytes_of(NodeRank(0), to); }, spec);
+    const NodeRank first = NodeOf(NodeRank(0));
+    Gather([&](NodeRank to) { return bytes_of(first, NodeOf(to)); }, spec);
     spec->pattern = transport::Pattern::kDeliver;
     spec->part_bytes = bytes_of;
+  }
+  // From this node to those that own the same in the other groups, and theirs
+  // from them: what there is of every group, as long on all of these nodes.
+  template <typename BytesOf>  // std::span<std::byte> (int group)
+  transport::ExchangeSpec AcrossGroups(BucketId bucket, size_t batch,
+                                       const BytesOf& bytes_of) const {
+    transport::ExchangeSpec spec = Spec(kGroupsPhase, bucket, batch);
+    spec.pattern = transport::Pattern::kGather;
+    for (int g = 0; g < num_groups(); ++g) {
+      const NodeRank node = topology().NodeAt(g, NodeRank(self()));
+      spec.nodes.push_back(node);
+      const std::span<std::byte> bytes = bytes_of(g);
+      spec.typical_part_bytes += bytes.size();
+      if (g == group()) continue;
+      if (!bytes.empty()) {
+        spec.receives.push_back({node, bytes});
+        spec.sends.push_back({node, bytes_of(group())});
+      }
+    }
+    spec.typical_part_bytes /= num_groups();
+    return spec;
   }
 };
 

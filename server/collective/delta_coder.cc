@@ -50,17 +50,18 @@ class DeltaCoder final : public ChunkCoder {
     absl::Status status = CheckCopy(id, &before);
     if (!status.ok()) return status;
     if (before != header.before) {
-      return Bad(ChunkFault::kReference, id, before, header.before,
-                 absl::StrCat("version ", published_->entry(id).version.value(),
-                              " here is not that of node ", id.owner.value(),
-                              ", its owner"));
+      return Bad(
+          ChunkFault::kReference, id, before, header.before,
+          absl::StrCat("version ", published_->entry(id).version.value(),
+                       " here is not that of node ",
+                       context_->NodeOf(id.owner).value(), ", its owner"));
     }
     const uint64_t after = Apply(thread, chunk, slice);
     if (after != header.after) {
-      return Bad(
-          ChunkFault::kResult, id, after, header.after,
-          absl::StrCat("what node ", id.owner.value(), " sent for version ",
-                       step.value(), " does not give its result"));
+      return Bad(ChunkFault::kResult, id, after, header.after,
+                 absl::StrCat("what node ", context_->NodeOf(id.owner).value(),
+                              " sent for version ", step.value(),
+                              " does not give its result"));
     }
     Write(thread, step, id, chunk, after);
     return absl::OkStatus();

@@ -102,10 +102,13 @@ class Model {
   void ToMasters(Rig* rig) const {
     for (const layout::Bucket& bucket : layout_.buckets()) {
       for (const layout::Shard& shard : bucket.shards) {
-        std::vector<float>& own = rig->master(shard.owner.value());
-        for (const layout::Piece& piece : shard.pieces) {
-          std::copy_n(masters_[piece.tensor.value()].begin() + piece.begin,
-                      piece.size(), own.begin() + piece.state_offset);
+        for (int g = 0; g < layout_.topology().num_groups(); ++g) {
+          const NodeRank node = layout_.topology().NodeAt(g, shard.owner);
+          std::vector<float>& own = rig->master(node.value());
+          for (const layout::Piece& piece : shard.pieces) {
+            std::copy_n(masters_[piece.tensor.value()].begin() + piece.begin,
+                        piece.size(), own.begin() + piece.state_offset);
+          }
         }
       }
     }

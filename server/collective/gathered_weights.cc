@@ -168,15 +168,15 @@ void GatheredWeights::StartGather(int index) {
   unit.tasks.clear();
   const uint64_t attempt = ++unit.attempt;
   OwnedWeights& owned = *parts_.owned;
-  const int num_nodes = static_cast<int>(units().unit(index).parts.size());
+  const int num_owners = static_cast<int>(units().unit(index).parts.size());
   uint64_t window = 0;
-  for (int n = 0; n < num_nodes; ++n) {
+  for (int n = 0; n < num_owners; ++n) {
     if (n != owned.self()) window += PadBytes(owned.PartBytes(index, n));
   }
   if (owned.is_coded(index)) unit.window.resize(window);
   std::span<std::byte> rest(unit.window);
   ++unit.num_pulls;  // until all are asked for
-  for (int n = 0; n < num_nodes && unit.attempt == attempt; ++n) {
+  for (int n = 0; n < num_owners && unit.attempt == attempt; ++n) {
     const uint64_t size = owned.PartBytes(index, n);
     if (size == 0) continue;
     if (n == owned.self()) {
@@ -210,14 +210,14 @@ absl::Status GatheredWeights::PullPart(int index, int owner,
                                .owner = NodeRank(owner),
                                .kind = kGatherPull};
   ASSIGN_OR_RETURN(const transport::PullId id,
-                   pulls_->Pull(NodeRank(owner), key, into,
+                   pulls_->Pull(parts_.owned->NodeOf(owner), key, into,
                                 [this, index, owner, attempt = unit.attempt,
                                  into, alive = std::weak_ptr<int>(alive_)](
                                     const absl::Status& status) {
                                   if (alive.expired()) return;
                                   OnPulled(index, owner, attempt, into, status);
                                 }));
-  unit.pulls.emplace_back(NodeRank(owner), id);
+  unit.pulls.emplace_back(parts_.owned->NodeOf(owner), id);
   ++unit.num_pulls;
   return absl::OkStatus();
 }
@@ -228,7 +228,7 @@ void GatheredWeights::OnPulled(int index, int owner, uint64_t attempt,
   Unit& unit = units_[index];
   if (unit.attempt != attempt || unit.state != State::kGathering) return;
   std::erase_if(unit.pulls, [&](const auto& pull) {
-    return pull.first == NodeRank(owner);
+    return pull.first == parts_.owned->NodeOf(owner);
   });
   --unit.num_pulls;
   if (absl::IsFailedPrecondition(status)) {
@@ -240,7 +240,7 @@ void GatheredWeights::OnPulled(int index, int owner, uint64_t attempt,
   if (!status.ok()) {
     return Fail(absl::Status(
         status.code(),
-        absl::StrCat("node ", parts_.owned->self(), " cannot gather ",
+        absl::StrCat("node ", parts_.owned->node().value(), " cannot gather ",
                      NameOf(index), ": ", status.message())));
   }
   counts_.payload_pulled += parts_.owned->PartPayload(index, owner);
@@ -392,10 +392,11 @@ void GatheredWeights::OnPull(NodeRank from, const transport::PullKey& key,
   const int index = key.bucket.value();
   if (index < 0 || index >= units().size() ||
       key.owner.value() != parts_.owned->self() ||
-      from.value() >= static_cast<int>(units().unit(index).parts.size())) {
-    return std::move(reply).Refuse(absl::InvalidArgumentError(absl::StrCat(
-        "unit ", index, " of owner ", key.owner.value(), " for node ",
-        from.value(), " is not served by node ", parts_.owned->self())));
+      from.value() >= parts_.owned->num_nodes()) {
+    return std::move(reply).Refuse(absl::InvalidArgumentError(
+        absl::StrCat("unit ", index, " of owner ", key.owner.value(),
+                     " for node ", from.value(), " is not served by node ",
+                     parts_.owned->node().value())));
   }
   Unit& unit = units_[index];
   if (key.version < unit.version ||

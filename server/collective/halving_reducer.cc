@@ -29,7 +29,7 @@ size_t Reversed(size_t value, int num_bits) {
 bool HalvingReducer::CanHalve(const Context& context) {
   const size_t nodes = context.parts.layout->topology().num_nodes;
   // Each node's ranks are one subtree: as many sums as nodes.
-  return nodes > 1 && std::has_single_bit(nodes) &&
+  return nodes > 1 && !context.has_groups() && std::has_single_bit(nodes) &&
          context.tree.ranges().size() == nodes;
 }
 
@@ -87,7 +87,8 @@ HalvingReducer::HalvingReducer(Context* context, BucketId bucket,
       window_(window),
       plan_(MakePlan(*context, bucket)),
       results_(own_.chunks.size()),
-      pipeline_(context, [this] { Report(); }) {}
+      pipeline_(context,
+                [this] { context_->TellReduced(bucket_.id, results_); }) {}
 
 HalvingReducer::Run HalvingReducer::RunOf(size_t batch, size_t first,
                                           size_t end) const {
@@ -236,12 +237,6 @@ uint64_t HalvingReducer::PayloadOf(size_t batch, const Run& run) const {
     }
   }
   return bytes;
-}
-
-void HalvingReducer::Report() {
-  Reduced reduced;
-  for (const Reduced& partial : results_) reduced.Merge(partial);
-  context_->observer->OnBucketReduced(bucket_.id, reduced);
 }
 
 }  // namespace ballast::collective

@@ -2,7 +2,8 @@
 // halving, distance doubling): log2 N messages instead of N - 1, and the same
 // bits, since partners at distance 2^k add exactly what the canonical tree
 // adds at its level k. Only with a power of two of nodes whose ranks are one
-// subtree each; no codes, which would be rounded again at every add.
+// subtree each, in one partition group; no codes, which would be rounded again
+// at every add.
 //
 //   4 nodes, what each keeps        round 0, distance 1   round 1, distance 2
 //   node 0  sums of owners 0123 ->  02, of nodes 01   ->  0, of nodes 0123
@@ -89,7 +90,6 @@ class HalvingReducer final : public BucketOperation {
   std::span<float> Sums(size_t batch, const Run& run);
   std::span<float> Received(size_t batch, const Run& run);
   uint64_t PayloadOf(size_t batch, const Run& run) const;
-  void Report();
 
   Context* const context_;
   const layout::Bucket& bucket_;

@@ -31,6 +31,7 @@ void OwnedPublisher::Report() {
 }
 
 void OwnedPublisher::AddErrors(PathErrors* sum) const {
+  if (context_->group() > 0) return;  // the first group tells the same
   for (size_t i = 0; i < errors_.size(); ++i) {
     context_->AddErrors(layout::Path::kWeights, owned_->OwnRuns(bucket_, i),
                         errors_[i], sum);

@@ -43,7 +43,12 @@ class OwnedWeights {
       const Parts& parts, const layout::GatherUnits* units);
 
   const layout::GatherUnits& units() const { return *units_; }
-  int self() const { return context_.parts.node.value(); }
+  // This node's index in what there is of every owner.
+  int self() const { return context_.self(); }
+  NodeRank node() const { return context_.parts.node; }
+  int num_nodes() const { return context_.topology().num_nodes; }
+  // Whose part of owner `owner` this node gathers: in its partition group.
+  NodeRank NodeOf(int owner) const { return context_.NodeOf(NodeRank(owner)); }
 
   // For the optimizer: the raw shards of the buckets, and by bucket how many
   // bytes after its place in the weight segment each lies (optimizer::Parts).

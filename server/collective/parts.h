@@ -37,7 +37,8 @@ inline constexpr uint32_t kReducePhase = 2;
 inline constexpr uint32_t kPublishPhase = 3;
 inline constexpr uint32_t kBroadcastPhase = 4;
 inline constexpr uint32_t kResyncPhase = 5;
-inline constexpr uint32_t kProbePhase = 6;  // and the next two: link_probe.h
+inline constexpr uint32_t kProbePhase = 6;   // and the next two: link_probe.h
+inline constexpr uint32_t kGroupsPhase = 9;  // between partition groups
 
 constexpr uint32_t PhaseOnWire(uint32_t phase, size_t batch) {
   return phase | static_cast<uint32_t>(batch) << 8;
@@ -45,8 +46,10 @@ constexpr uint32_t PhaseOnWire(uint32_t phase, size_t batch) {
 constexpr uint32_t PhaseOf(uint32_t on_wire) { return on_wire & 0xff; }
 
 struct Reduced {
-  kernels::ExactSum norm2;  // over the elements this node owns
-  bool finite = true;       // all of them
+  // Over the elements this node owns; of those that a node of every partition
+  // group owns, in the first group only.
+  kernels::ExactSum norm2;
+  bool finite = true;  // all of them
 
   void Merge(const Reduced& other) {
     norm2.Merge(other.norm2);

@@ -68,8 +68,8 @@ class PublishedChunks {
   size_t num_chunks() const { return entries_.size(); }
   // The chunk's number in layout order.
   size_t IndexOf(const ChunkId& id) const {
-    const size_t nodes = layout_->topology().num_nodes;
-    return first_[id.bucket.value() * nodes + id.owner.value()] + id.index;
+    const size_t owners = layout_->topology().num_owners();
+    return first_[id.bucket.value() * owners + id.owner.value()] + id.index;
   }
 
   Entry& entry(const ChunkId& id) { return entries_[IndexOf(id)]; }

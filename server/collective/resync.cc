@@ -24,7 +24,7 @@ bool Resync::IsDue(const layout::ExchangePolicy& policy, BucketId bucket,
 int64_t Resync::WindowBytes(const Context& context, BucketId bucket) {
   int64_t bytes = 0;
   for (const layout::Shard& shard : context.bucket(bucket).shards) {
-    if (shard.owner == context.parts.node) continue;
+    if (shard.owner.value() == context.self()) continue;
     bytes += PadBytes(context.WeightsOf(shard).size());
   }
   return bytes;
@@ -56,11 +56,13 @@ absl::Status Resync::Prepare(std::span<std::byte> window) {
   for (const layout::Shard& shard : bucket_.shards) {
     if (shard.owner == own.owner) continue;
     if (!own.pieces.empty()) {
-      parts.spec.sends.push_back({shard.owner, context_->WeightsOf(own)});
+      parts.spec.sends.push_back(
+          {context_->NodeOf(shard.owner), context_->WeightsOf(own)});
     }
     const size_t size = context_->WeightsOf(shard).size();
     if (size == 0) continue;
-    parts.spec.receives.push_back({shard.owner, window.first(size)});
+    parts.spec.receives.push_back(
+        {context_->NodeOf(shard.owner), window.first(size)});
     for (size_t i = 0; i < shard.chunks.size(); ++i) {
       const ChunkId id{bucket_.id, shard.owner, i};
       parts.after.push_back({[this, id, &shard, received = window.data()](int) {
@@ -108,14 +110,14 @@ absl::Status Resync::Compare(const ChunkId& id, const layout::Shard& shard,
     if (published_->Checksum(id, context_->parts.weights) == entry.checksum) {
       return absl::OkStatus();
     }
-    return Bad(
-        published_->Describe(id),
-        absl::StrCat("version ", entry.version.value(),
-                     " has changed in the memory of node ",
-                     context_->parts.node.value(),
-                     ", and is not what came from node ", id.owner.value(),
-                     ", its owner; nothing was "
-                     "written"));
+    return Bad(published_->Describe(id),
+               absl::StrCat("version ", entry.version.value(),
+                            " has changed in the memory of node ",
+                            context_->parts.node.value(),
+                            ", and is not what came from node ",
+                            context_->NodeOf(id.owner).value(),
+                            ", its owner; nothing was "
+                            "written"));
   }
   if (is_equal) return absl::OkStatus();
   published_->Count(ChunkFault::kResync);

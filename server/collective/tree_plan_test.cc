@@ -20,6 +20,11 @@ TEST(TreePlanTest, MatchesTheExamplesOfTheHeader) {
   EXPECT_EQ(All(2, 3), (Ranges{{0, 2}, {2, 1}, {3, 1}, {4, 2}}));
   EXPECT_EQ(All(1, 6), (Ranges{{0, 6}}));
   EXPECT_EQ(All(1, 1), (Ranges{{0, 1}}));
+  const TreePlan groups({4, 3, 2});
+  EXPECT_EQ(Ranges(groups.group_ranges().begin(), groups.group_ranges().end()),
+            (Ranges{{0, 4}, {4, 2}, {6, 2}, {8, 4}}));
+  EXPECT_EQ(groups.num_group_ranges(1), 2);
+  EXPECT_EQ(groups.ranges_of_group(1).front(), (RankRange{6, 2}));
 }
 
 TEST(TreePlanTest, RangesCoverAllRanksOnceInOrder) {  // I7, I14

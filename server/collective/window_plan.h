@@ -7,6 +7,11 @@
 //                           (or kept, o = itself)
 //   for each peer p, each batch b of the own shard:
 //       s0(b) | s1(b) | …   p's subtrees, received
+//   with partition groups, for each group g, each batch b of the own shard:
+//       s0(b) | s1(b) | …   g's subtrees: made here, of the own group (a group
+//                           of one node: s0(b) … above), or received
+//
+// Owners and peers are places in the own partition group.
 //
 // Threading: plain values.
 #ifndef SERVER_COLLECTIVE_WINDOW_PLAN_H_
@@ -26,7 +31,8 @@ struct WindowPlan {
   // batch (of the node itself: among `sums`).
   std::vector<std::vector<int64_t>> sums;
   std::vector<std::vector<int64_t>> received;
-  int64_t elements = 0;  // in all
+  std::vector<std::vector<int64_t>> groups;  // by group, by own batch
+  int64_t elements = 0;                      // in all
 };
 
 WindowPlan PlanWindow(const BatchCut& cut, const TreePlan& tree, NodeRank node);

@@ -48,6 +48,29 @@ TEST(WindowPlanTest, ABatchIsOneRun) {
   EXPECT_EQ(plan.elements, 5 * 4096 + 32);
 }
 
+TEST(WindowPlanTest, SumsOfGroupsFollow) {
+  // The first test's, as the second of two groups: its sums are [6,8) [8,12).
+  const layout::Layout layout =
+      *layout::Layout::Create({{"w", {3 * 2048 + 5}}}, {4, 3, 2}, 1, {});
+  const TreePlan tree({4, 3, 2});
+  const WindowPlan plan = PlanWindow(Cut(layout, 1 << 30), tree, NodeRank(3));
+  const int64_t sums = tree.num_ranges(NodeRank(3)) * (4096 + 2064);
+  const int64_t received = tree.num_ranges(NodeRank(2)) * 2064;
+  EXPECT_EQ(plan.received[0], (std::vector<int64_t>{sums}));
+  EXPECT_EQ(plan.groups,
+            (Places{{sums + received}, {sums + received + 2 * 2064}}));
+  EXPECT_EQ(plan.elements, sums + received + 4 * 2064);
+}
+
+TEST(WindowPlanTest, AGroupOfOneNodeHasItsSums) {
+  const layout::Layout layout =
+      *layout::Layout::Create({{"w", {2048}}}, {3, 1, 1}, 1, {});
+  const WindowPlan plan =
+      PlanWindow(Cut(layout, 1), TreePlan({3, 1, 1}), NodeRank(1));
+  EXPECT_EQ(plan.sums, (Places{{0}}));
+  EXPECT_EQ(plan.groups, (Places{{2048}, {0}, {4096}}));
+}
+
 TEST(WindowPlanTest, AnOwnerOfNothingReceivesNothing) {  // I4
   const layout::Layout layout =
       *layout::Layout::Create({{"w", {3}}}, {2, 1}, 1, {});

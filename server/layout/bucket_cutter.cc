@@ -39,14 +39,14 @@ int64_t LimitElements(uint64_t limit_bytes) {
 
 class Cutter {
  public:
-  Cutter(int num_nodes, const Options& options)
-      : num_nodes_(num_nodes),
+  Cutter(int num_owners, const Options& options)
+      : num_owners_(num_owners),
         max_buckets_(
-            std::min<int64_t>(options.max_buckets, kMaxShards / num_nodes)),
+            std::min<int64_t>(options.max_buckets, kMaxShards / num_owners)),
         bucket_limit_(LimitElements(options.bucket_bytes)),
         chunk_limit_(LimitElements(options.chunk_bytes)),
         options_(options) {
-    cuts_.state_elements.resize(num_nodes);
+    cuts_.state_elements.resize(num_owners);
   }
 
   absl::Status Add(const CutTensor& tensor) {
@@ -78,7 +78,7 @@ class Cutter {
     if (static_cast<int64_t>(cuts_.buckets.size()) >= max_buckets_) {
       return absl::ResourceExhaustedError(
           absl::StrCat("the job has more than ", max_buckets_, " buckets of ",
-                       options_.bucket_bytes, " bytes on ", num_nodes_,
+                       options_.bucket_bytes, " bytes on ", num_owners_,
                        " nodes; raise bucket_bytes"));
     }
     Bucket bucket;
@@ -92,10 +92,10 @@ class Cutter {
     }
     next_run_ = 0;
     bucket_offset_ = 0;
-    bucket.shards.reserve(num_nodes_);
-    for (int64_t r = 0; r < num_nodes_; ++r) {
+    bucket.shards.reserve(num_owners_);
+    for (int64_t r = 0; r < num_owners_; ++r) {
       const int64_t cells =
-          num_cells * (r + 1) / num_nodes_ - num_cells * r / num_nodes_;
+          num_cells * (r + 1) / num_owners_ - num_cells * r / num_owners_;
       bucket.shards.push_back(TakeShard(NodeRank(r), cells));
       RETURN_IF_ERROR(CutChunks(&bucket.shards.back()));
     }
@@ -157,7 +157,7 @@ class Cutter {
     return absl::OkStatus();
   }
 
-  const int num_nodes_;
+  const int num_owners_;
   const int64_t max_buckets_;
   const int64_t bucket_limit_;  // padded elements
   const int64_t chunk_limit_;
@@ -175,9 +175,9 @@ class Cutter {
 
 }  // namespace
 
-absl::StatusOr<Cuts> Cut(std::span<const CutTensor> tensors, int num_nodes,
+absl::StatusOr<Cuts> Cut(std::span<const CutTensor> tensors, int num_owners,
                          const Options& options) {
-  Cutter cutter(num_nodes, options);
+  Cutter cutter(num_owners, options);
   for (const CutTensor& tensor : tensors) {
     RETURN_IF_ERROR(cutter.Add(tensor));
   }

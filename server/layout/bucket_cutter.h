@@ -24,11 +24,11 @@ struct CutTensor {
 
 struct Cuts {
   std::vector<Bucket> buckets;
-  std::vector<int64_t> state_elements;  // per node
+  std::vector<int64_t> state_elements;  // per owner
 };
 
 // `tensors` in layout order.
-absl::StatusOr<Cuts> Cut(std::span<const CutTensor> tensors, int num_nodes,
+absl::StatusOr<Cuts> Cut(std::span<const CutTensor> tensors, int num_owners,
                          const Options& options);
 
 // Cells of a run of `elements`; the last one may be short.

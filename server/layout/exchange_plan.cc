@@ -10,6 +10,12 @@ namespace {
 
 constexpr uint64_t kScaleBytes = 4;
 
+// A partition group of all nodes is none.
+ExchangePolicy OnNodes(ExchangePolicy policy, const Topology& topology) {
+  policy.partition_nodes = topology.partition_nodes;
+  return policy;
+}
+
 }  // namespace
 
 uint64_t PayloadOf(const CodecChoice& choice, kernels::DType unquantized,
@@ -21,16 +27,22 @@ uint64_t PayloadOf(const CodecChoice& choice, kernels::DType unquantized,
 }
 
 ExchangePlan::ExchangePlan(const ExchangePolicy& policy, const Layout& layout)
-    : policy_(policy) {
-  const bool has_peers = layout.topology().num_nodes > 1;
+    : policy_(OnNodes(policy, layout.topology())) {
+  const Topology& topology = layout.topology();
+  // Gradients cross between all nodes, weights within a partition group.
+  const auto has_peers = [&topology](Path path) {
+    return (path == Path::kGradients ? topology.num_nodes
+                                     : topology.num_owners()) > 1;
+  };
   for (size_t i = 0; i < layout.tensors().size(); ++i) {
     const int64_t size = layout.places()[i].num_elements;
     const TensorCodecs& codecs =
         codecs_.emplace_back(CodecsOf(policy, layout.tensors()[i].name, size));
-    const bool crosses = has_peers && layout.tensors()[i].trainable && size > 0;
+    const bool is_trained = layout.tensors()[i].trainable && size > 0;
     for (const Path path : kPaths) {
       const auto p = static_cast<size_t>(path);
-      const bool quantizes = crosses && codecs.on(path).quantizes();
+      const bool quantizes =
+          is_trained && has_peers(path) && codecs.on(path).quantizes();
       metered_index_[p].push_back(
           quantizes ? static_cast<int>(metered_[p].size()) : -1);
       if (quantizes) metered_[p].emplace_back(static_cast<int32_t>(i));
@@ -93,25 +105,33 @@ PayloadBytes ExchangePlan::Model(const Layout& layout) const {
 PayloadBytes ExchangePlan::PerStep(const Layout& layout, NodeRank node) const {
   PayloadBytes bytes;
   const Topology& topology = layout.topology();
-  // Unquantized sums cross as the maximal subtrees inside the node's ranks.
-  const uint64_t num_sums =
-      quantizes_gradients_
-          ? 1
-          : kernels::MaximalSubtrees(
-                {topology.FirstRank(node).value(), topology.local_world_size},
-                topology.world_size())
-                .size();
+  const NodeRank self = topology.OwnerOf(node);
+  // Unquantized sums cross as the maximal subtrees inside the ranks of a node,
+  // or of a partition group.
+  const auto sums_of = [&](NodeRank first, int num_nodes) -> uint64_t {
+    if (quantizes_gradients_) return 1;
+    return kernels::MaximalSubtrees({topology.FirstRank(first).value(),
+                                     num_nodes * topology.local_world_size},
+                                    topology.world_size())
+        .size();
+  };
+  const uint64_t num_sums = sums_of(node, 1);
+  const uint64_t across_groups =
+      (topology.num_groups() - 1) *
+      sums_of(topology.NodeAt(topology.GroupOf(node), NodeRank(0)),
+              topology.num_owners());
   for (const Bucket& bucket : layout.buckets()) {
     for (const Shard& shard : bucket.shards) {
       for (const Piece& piece : shard.pieces) {
         const TensorCodecs& codecs = codecs_[piece.tensor.value()];
-        if (shard.owner != node) {
-          bytes.gradients +=
-              num_sums * PayloadOf(codecs.gradients, kernels::DType::kFloat32,
-                                   piece.size());
+        const uint64_t gradients =
+            PayloadOf(codecs.gradients, kernels::DType::kFloat32, piece.size());
+        if (shard.owner != self) {
+          bytes.gradients += num_sums * gradients;
         } else {
+          bytes.gradients += across_groups * gradients;
           bytes.weights +=
-              (topology.num_nodes - 1) *
+              (topology.num_owners() - 1) *
               PayloadOf(codecs.weights, layout.tensor(piece.tensor).dtype,
                         piece.size());
         }

@@ -6,7 +6,12 @@
 //   gradients   every other owner's slice, as this node contributes to it
 //   weights     its own slice, N - 1 times
 //
-// Over all nodes that is N - 1 times the encoded model, W + G: each piece is
+// In partition groups of p nodes (Topology) both count within the group, and
+//
+//   groups      its own slice, of its group's sum, N / p - 1 times
+//
+// Over all nodes that is N - 1 times the encoded model, W + G; with groups
+// (N / p)(p - 1)(W + G) + N / p (N / p - 1) G. Each piece is
 // whole cells (or ends with its tensor), so cuts add no byte to codes and
 // scales. Alignment and headers are not payload.
 //
@@ -30,7 +35,7 @@
 namespace ballast::layout {
 
 struct PayloadBytes {
-  uint64_t gradients = 0;
+  uint64_t gradients = 0;  // between partition groups too
   uint64_t weights = 0;
 
   uint64_t total() const { return gradients + weights; }
@@ -70,7 +75,8 @@ class ExchangePlan {
   }
 
   // Whether any tensor that crosses between nodes is quantized on the path.
-  // With one node nothing crosses, and nothing is.
+  // With one node nothing crosses, and nothing is; weights do not cross either
+  // where every node is a partition group.
   bool quantizes_weights() const { return quantizes_weights_; }
   bool quantizes_gradients() const { return quantizes_gradients_; }
 

@@ -1,6 +1,7 @@
 #include "server/layout/exchange_plan.h"
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -27,6 +28,35 @@ Layout Make(int nodes, int workers, uint64_t bucket_bytes) {
 }
 
 uint64_t CeilDivide(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
+
+// Within the group as ever, and each group's sum to every other group.
+TEST(ExchangePlanTest, PartitionGroupsSendTheirSumsToOneAnother) {  // I21, T37
+  for (const auto& [nodes, owners] :
+       {std::pair{4, 2}, {6, 2}, {6, 3}, {4, 1}, {4, 4}}) {
+    for (const uint64_t bucket_bytes : {1, 100'000, 4 << 20}) {
+      const Layout layout = *Layout::Create(Tensors(), {nodes, 2, owners}, 1,
+                                            {.bucket_bytes = bucket_bytes});
+      const ExchangePlan plan(
+          *ParsePolicy("zeropp partition_nodes=" + std::to_string(owners)),
+          layout);
+      const PayloadBytes model = plan.Model(layout);
+      PayloadBytes sent;
+      for (int node = 0; node < nodes; ++node) {
+        const PayloadBytes one = plan.PerStep(layout, NodeRank(node));
+        sent.gradients += one.gradients;
+        sent.weights += one.weights;
+        EXPECT_EQ(one, plan.PerStep(layout, NodeRank(node % owners)));
+      }
+      const uint64_t groups = nodes / owners;
+      EXPECT_EQ(sent.weights, groups * (owners - 1) * model.weights);
+      EXPECT_EQ(sent.gradients, groups * (owners - 1) * model.gradients +
+                                    groups * (groups - 1) * model.gradients)
+          << nodes << " nodes, groups of " << owners;
+      EXPECT_EQ(plan.quantizes_weights(), owners > 1);
+      EXPECT_TRUE(plan.quantizes_gradients());
+    }
+  }
+}
 
 TEST(ExchangePlanTest, AllNodesTogetherSendTheModelPerPeer) {  // I21
   // By hand: large tensors quantized, `edge` and `bias` as they are.

@@ -89,16 +89,16 @@ void GatherUnits::AddFrozen(const Layout& layout) {
       RoundUp(std::max(layout.options().bucket_bytes,
                        (end - begin) / kMaxFrozenUnits + 1),
               kPage);
-  const uint64_t num_nodes = layout.topology().num_nodes;
+  const uint64_t num_owners = layout.topology().num_owners();
   size_t next = 0;  // the first tensor that may have bytes in the unit
   for (uint64_t at = begin; at < end; at += unit_bytes) {
     GatherUnit& unit = units_.emplace_back();
     unit.bytes = {at, std::min(end, at + unit_bytes)};
     while (frozen[next].second.end <= at) ++next;
-    for (uint64_t r = 0; r < num_nodes; ++r) {
+    for (uint64_t r = 0; r < num_owners; ++r) {
       const uint64_t size = unit.bytes.size();
       const auto cut = [&](uint64_t n) {
-        return at + std::min(size, RoundUp(size * n / num_nodes, kAlignment));
+        return at + std::min(size, RoundUp(size * n / num_owners, kAlignment));
       };
       ByteRange& part = unit.parts.emplace_back(ByteRange{cut(r), cut(r + 1)});
       if (part.empty()) part = {};

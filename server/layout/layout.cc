@@ -66,6 +66,7 @@ absl::StatusOr<Layout> Layout::Create(std::vector<TensorSpec> tensors,
   Layout layout;
   layout.tensors_ = std::move(tensors);
   layout.topology_ = topology;
+  if (topology.num_groups() == 1) layout.topology_.partition_nodes = 0;
   layout.options_ = options;
   layout.PlaceTensors(sizes);
 
@@ -74,7 +75,7 @@ absl::StatusOr<Layout> Layout::Create(std::vector<TensorSpec> tensors,
     if (!layout.tensors_[i].trainable || sizes[i] == 0) continue;
     to_cut.push_back({TensorId(static_cast<int32_t>(i)), sizes[i]});
   }
-  ASSIGN_OR_RETURN(Cuts cuts, Cut(to_cut, topology.num_nodes, options));
+  ASSIGN_OR_RETURN(Cuts cuts, Cut(to_cut, topology.num_owners(), options));
   layout.buckets_ = std::move(cuts.buckets);
   layout.state_elements_ = std::move(cuts.state_elements);
   for (const Bucket& bucket : layout.buckets_) {
@@ -115,6 +116,9 @@ void Layout::SetDigests(int num_groups) {
   digest.Add("ballast layout 1").Add(topology_.num_nodes);
   digest.Add(topology_.local_world_size).Add(weights_bytes_);
   digest.Add(gradients_bytes_).Add(buckets_.size());
+  if (topology_.partition_nodes != 0) {
+    digest.Add("partition groups 1").Add(topology_.partition_nodes);
+  }
   for (const TensorPlace& place : places_) {
     digest.Add(place.num_elements).Add(place.weight_offset);
     digest.Add(place.gradient_offset).Add(place.first_bucket);

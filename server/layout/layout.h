@@ -6,7 +6,8 @@
 //   tensor   2048-element cells, the last one short; cuts only between cells
 //   bucket   a contiguous run of cells in layout order (may span tensors):
 //            the unit of push, reduce and publish
-//   shard    the part of a bucket that one node owns: contiguous cells
+//   shard    the part of a bucket that one node owns: contiguous cells (in each
+//            partition group one node: Topology)
 //   chunk    a run of pieces of one shard: the unit of update and undo
 //
 //   tensor a (5000)            tensor b (300)   tensor c (4096)
@@ -52,15 +53,21 @@ class Layout {
   const TensorSpec& tensor(TensorId id) const { return tensors_[id.value()]; }
   const TensorPlace& place(TensorId id) const { return places_[id.value()]; }
   const Bucket& bucket(BucketId id) const { return buckets_[id.value()]; }
-  const Shard& shard(BucketId bucket, NodeRank owner) const {
-    return buckets_[bucket.value()].shards[owner.value()];
+  // The one that `node` keeps.
+  const Shard& shard(BucketId bucket, NodeRank node) const {
+    return buckets_[bucket.value()].shards[topology_.OwnerOf(node).value()];
+  }
+  // Whether `node` is the one to store its shard: partition groups, which keep
+  // the same shards, take turns.
+  bool Stores(NodeRank node, BucketId bucket) const {
+    return bucket.value() % topology_.num_groups() == topology_.GroupOf(node);
   }
 
   uint64_t weights_bytes() const { return weights_bytes_; }
   uint64_t gradients_bytes() const { return gradients_bytes_; }
   // fp32 elements of one state array (master, one moment, …) of `node`.
   int64_t state_elements(NodeRank node) const {
-    return state_elements_[node.value()];
+    return state_elements_[topology_.OwnerOf(node).value()];
   }
   int64_t trainable_elements() const { return trainable_elements_; }
   int64_t total_elements() const { return total_elements_; }
@@ -81,7 +88,7 @@ class Layout {
   std::vector<Bucket> buckets_;
   Topology topology_;
   Options options_;
-  std::vector<int64_t> state_elements_;
+  std::vector<int64_t> state_elements_;  // by owner
   uint64_t weights_bytes_ = 0;
   uint64_t gradients_bytes_ = 0;
   int64_t trainable_elements_ = 0;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -244,6 +245,53 @@ TEST(LayoutTest, DigestsSeeEveryField) {
   differs([](Specs* t) { (*t)[8].shape = {13, 11, 17}; });
   differs([](Specs* t) { (*t)[1].shape = {0, 0}; });
   differs([](Specs* t) { t->pop_back(); });
+}
+
+TEST(LayoutTest, EveryPartitionGroupKeepsAllShards) {  // I14
+  const Layout layout =
+      *Layout::Create(AwkwardTensors(), {6, 2, 2}, 2, {.bucket_bytes = 9000});
+  const Layout two =
+      *Layout::Create(AwkwardTensors(), {2, 2}, 2, {.bucket_bytes = 9000});
+  EXPECT_EQ(std::vector(layout.buckets().begin(), layout.buckets().end()),
+            std::vector(two.buckets().begin(), two.buckets().end()));
+  EXPECT_NE(layout.digest(), two.digest());
+  EXPECT_EQ(layout.model_digest(), two.model_digest());
+  for (int node = 0; node < 6; ++node) {
+    EXPECT_EQ(layout.state_elements(NodeRank(node)),
+              two.state_elements(NodeRank(node % 2)));
+    EXPECT_EQ(layout.topology().OwnerOf(NodeRank(node)), NodeRank(node % 2));
+    EXPECT_EQ(layout.topology().GroupOf(NodeRank(node)), node / 2);
+    EXPECT_EQ(layout.topology().NodeAt(node / 2, NodeRank(node % 2)),
+              NodeRank(node));
+  }
+  for (const Bucket& bucket : layout.buckets()) {
+    for (const Shard& shard : bucket.shards) {
+      int num_stored = 0;
+      for (int group = 0; group < 3; ++group) {
+        const NodeRank node = layout.topology().NodeAt(group, shard.owner);
+        EXPECT_EQ(&layout.shard(bucket.id, node), &shard);
+        num_stored += layout.Stores(node, bucket.id) ? 1 : 0;
+      }
+      EXPECT_EQ(num_stored, 1);
+    }
+  }
+}
+
+TEST(LayoutTest, OnePartitionGroupOfAllNodesIsNone) {
+  const std::string digest =
+      Layout::Create(AwkwardTensors(), {4, 2}, 2, {})->digest();
+  const Layout all = *Layout::Create(AwkwardTensors(), {4, 2, 4}, 2, {});
+  EXPECT_EQ(all.digest(), digest);
+  EXPECT_EQ(all.topology().partition_nodes, 0);
+  std::set<std::string> digests = {digest};
+  for (const int owners : {1, 2}) {
+    digests.insert(
+        Layout::Create(AwkwardTensors(), {4, 2, owners}, 2, {})->digest());
+  }
+  EXPECT_EQ(digests.size(), 3u);
+  EXPECT_THAT(Layout::Create(AwkwardTensors(), {4, 2, 3}, 2, {}).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       "partition groups of 3 nodes do not divide"));
 }
 
 TEST(LayoutTest, RefusesAndNamesTheReason) {

@@ -10,6 +10,7 @@
 #include "server/base/names.h"
 #include "server/base/status_macros.h"
 #include "server/layout/digest.h"
+#include "server/layout/types.h"
 
 namespace ballast::layout {
 namespace {
@@ -84,7 +85,6 @@ struct FixedKey {
   std::string_view rule;
 };
 constexpr FixedKey kFixedKeys[] = {
-    {"partition_nodes", "all", "which comes with partition groups; use all"},
     {"strict", "true",
      "but a policy that cannot be honoured is refused; use true"},
 };
@@ -136,6 +136,19 @@ absl::Status SetPartition(std::string_view key, std::string_view value,
   }
   policy->gathers_weights = value == "none";
   return absl::OkStatus();
+}
+
+absl::Status SetPartitionNodes(std::string_view key, std::string_view value,
+                               ExchangePolicy* policy) {
+  constexpr std::string_view kRule =
+      "use all, or how many nodes share one copy of the optimizer state: a "
+      "divisor of the job's nodes, at least 1";
+  policy->partition_nodes = 0;
+  if (value == "all") return absl::OkStatus();
+  RETURN_IF_ERROR(ParseNumber(key, value, kRule, &policy->partition_nodes));
+  const bool fits =
+      policy->partition_nodes > 0 && policy->partition_nodes <= kMaxNodes;
+  return fits ? absl::OkStatus() : Refuse(key, value, kRule);
 }
 
 absl::Status SetResidentBytes(std::string_view key, std::string_view value,
@@ -224,6 +237,7 @@ absl::Status SetKey(std::string_view key, std::string_view value,
   if (key == "max_relative_error") return SetBudget(key, value, policy);
   if (key == "metering.one_in") return SetOneIn(key, value, policy);
   if (key == "secondary_partition") return SetPartition(key, value, policy);
+  if (key == "partition_nodes") return SetPartitionNodes(key, value, policy);
   if (key == "resident_bytes") return SetResidentBytes(key, value, policy);
   if (key == "seed") {
     return ParseNumber(key, value, "use a number of 64 bits", &policy->seed);
@@ -389,6 +403,31 @@ absl::StatusOr<ExchangePolicy> ParsePolicy(std::string_view text) {
   return policy;
 }
 
+absl::Status CheckNodes(const ExchangePolicy& policy, int num_nodes) {
+  const int nodes = policy.partition_nodes;
+  if (nodes == 0 || nodes == num_nodes) return absl::OkStatus();
+  const std::string value = absl::StrCat(nodes);
+  if (num_nodes % nodes != 0) {
+    std::string divisors;
+    for (int n = 1; n < num_nodes; ++n) {
+      if (num_nodes % n == 0) absl::StrAppend(&divisors, n, ", ");
+    }
+    return Refuse("partition_nodes", value,
+                  absl::StrCat("which does not divide the job's ", num_nodes,
+                               " nodes; use ", divisors,
+                               divisors.empty() ? "all" : "or all"));
+  }
+  if (policy.error_feedback) {
+    return Refuse(
+        "gradients.error_feedback", "true",
+        absl::StrCat("but partition_nodes is ", nodes, " of ", num_nodes,
+                     " nodes, and what encoding takes from the sum "
+                     "of a partition group is fed back to nobody; "
+                     "use false, or partition_nodes=all"));
+  }
+  return absl::OkStatus();
+}
+
 std::string PolicyDigest(const ExchangePolicy& policy) {
   Digest digest;
   digest.Add("ballast exchange 1");
@@ -407,6 +446,9 @@ std::string PolicyDigest(const ExchangePolicy& policy) {
   }
   if (policy.gathers_weights) {
     digest.Add("gathered 1").Add(static_cast<int64_t>(policy.resident_bytes));
+  }
+  if (policy.partition_nodes > 0) {
+    digest.Add("partition groups 1").Add(policy.partition_nodes);
   }
   digest.Add(policy.opt_out_elements);
   digest.Add(static_cast<int64_t>(policy.seed));

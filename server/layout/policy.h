@@ -7,6 +7,7 @@
 //   delta4 weights.resync_every_steps=500 metering.one_in=8
 //   zeropp max_relative_error=0.1 gradients.error_feedback=true
 //   exact secondary_partition=none resident_bytes=268435456
+//   delta4 partition_nodes=2
 //   weights.codec=int8 weights.block=256 gradients.codec=int4
 //
 // Words are separated by spaces. The first may be a preset; the others set
@@ -87,6 +88,9 @@ struct ExchangePolicy {
   // secondary_partition=none: no node keeps all weights. Workers gather what
   // they need from its owners, and give it back (gather_units.h).
   bool gathers_weights = false;
+  // How many nodes share one copy of the optimizer state: partition groups
+  // (Topology). 0: all of them.
+  int partition_nodes = 0;
   // Of gathered weights that one node may hold at once; 0: no bound.
   uint64_t resident_bytes = 0;
   int64_t opt_out_elements = 0;  // tensors of at most so many: none
@@ -103,6 +107,10 @@ struct ExchangePolicy {
 };
 
 absl::StatusOr<ExchangePolicy> ParsePolicy(std::string_view text);
+
+// InvalidArgument if it cannot be honoured on so many nodes: partition groups
+// must divide them, and no error is fed back between groups.
+absl::Status CheckNodes(const ExchangePolicy& policy, int num_nodes);
 
 // Of what the policy does, however it was written.
 std::string PolicyDigest(const ExchangePolicy& policy);

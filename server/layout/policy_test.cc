@@ -60,6 +60,8 @@ TEST(PolicyTest, EachKeyChangesThePolicyAndItsDigest) {
                                "zeropp secondary_partition=none",
                                "zeropp secondary_partition=none "
                                "resident_bytes=1000000",
+                               "zeropp partition_nodes=1",
+                               "zeropp partition_nodes=2",
                                "zeropp weights.block=512",
                                "zeropp gradients.codec=int8",
                                "zeropp gradients.block=32",
@@ -134,7 +136,10 @@ TEST(PolicyTest, RefusesWithKeyValueAndRemedy) {  // I21
       {"resident_bytes=4096", "needs secondary_partition=none"},
       {"zeropp secondary_partition=none max_relative_error=0.1",
        "weights on every node"},
-      {"partition_nodes=2", "partition groups"},
+      {"partition_nodes=0", "partition_nodes is \"0\", use all, or how many"},
+      {"partition_nodes=-2", "use all, or how many nodes"},
+      {"partition_nodes=1025", "use all, or how many nodes"},
+      {"partition_nodes=two", "use all, or how many nodes"},
       {"max_relative_error=0.1", "but no codec has an error"},
       {"zeropp max_relative_error=0", "max_relative_error is \"0\", use null"},
       {"zeropp max_relative_error=1", "between 0 and 1"},
@@ -157,6 +162,30 @@ TEST(PolicyTest, RefusesWithKeyValueAndRemedy) {  // I21
   for (int i = 0; i < 65; ++i)
     absl::StrAppend(&many, " override:t", i, "=none");
   EXPECT_THAT(ParsePolicy(many).status(), StatusIs(kInvalid, "at most 64"));
+}
+
+TEST(PolicyTest, PartitionGroupsDivideTheNodes) {
+  for (const int nodes : {1, 2, 3, 4, 12}) {
+    EXPECT_THAT(CheckNodes(*ParsePolicy("exact"), nodes), base::IsOk());
+    EXPECT_THAT(CheckNodes(*ParsePolicy("exact partition_nodes=1"), nodes),
+                base::IsOk());
+  }
+  EXPECT_THAT(CheckNodes(*ParsePolicy("delta4 partition_nodes=3"), 12),
+              base::IsOk());
+  EXPECT_THAT(CheckNodes(*ParsePolicy("exact partition_nodes=4"), 6),
+              StatusIs(kInvalid,
+                       "partition_nodes is \"4\", which does not divide the "
+                       "job's 6 nodes; use 1, 2, 3, or all"));
+  EXPECT_THAT(CheckNodes(*ParsePolicy("exact partition_nodes=2"), 1),
+              StatusIs(kInvalid, "does not divide the job's 1 nodes; use all"));
+  // What a group's sum loses is fed back to nobody.
+  const ExchangePolicy feedback =
+      *ParsePolicy("zeropp gradients.error_feedback=true partition_nodes=2");
+  EXPECT_THAT(CheckNodes(feedback, 2), base::IsOk());  // all of them
+  EXPECT_THAT(CheckNodes(feedback, 4),
+              StatusIs(kInvalid,
+                       "gradients.error_feedback is \"true\", but "
+                       "partition_nodes is 2 of 4 nodes"));
 }
 
 TEST(PolicyTest, PresetsLeaveSmallTensorsAlone) {

@@ -72,6 +72,13 @@ absl::Status CheckTopology(const Topology& topology) {
                      " workers per node: between 1 and ", kMaxLocalWorldSize,
                      " are allowed"));
   }
+  if (topology.partition_nodes < 0 ||
+      (topology.partition_nodes > 0 &&
+       topology.num_nodes % topology.partition_nodes != 0)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "partition groups of ", topology.partition_nodes,
+        " nodes do not divide a job of ", topology.num_nodes, " nodes"));
+  }
   return absl::OkStatus();
 }
 

@@ -29,8 +29,29 @@ struct TensorSpec {
 struct Topology {
   int num_nodes = 1;
   int local_world_size = 1;  // the same on every node; ranks are contiguous
+  // How many nodes share one copy of the optimizer state. They are a partition
+  // group, and every group has a copy (MiCS, arXiv 2205.00119):
+  //
+  //   6 nodes, 2 of a group   0 1 | 2 3 | 4 5
+  //   keep the shards of      0 1 | 0 1 | 0 1
+  //
+  // Divides num_nodes. 0: all of them, and there is one group.
+  int partition_nodes = 0;
 
   int world_size() const { return num_nodes * local_world_size; }
+  int num_owners() const {
+    return partition_nodes == 0 ? num_nodes : partition_nodes;
+  }
+  int num_groups() const { return num_nodes / num_owners(); }
+  int GroupOf(NodeRank node) const { return node.value() / num_owners(); }
+  // The first of the nodes that keep what `node` keeps: its place in its group.
+  NodeRank OwnerOf(NodeRank node) const {
+    return NodeRank(node.value() % num_owners());
+  }
+  // The one of them that is in `group`.
+  NodeRank NodeAt(int group, NodeRank owner) const {
+    return NodeRank(group * num_owners() + owner.value());
+  }
   NodeRank NodeOf(Rank rank) const {
     return NodeRank(rank.value() / local_world_size);
   }
@@ -82,7 +103,7 @@ struct Chunk {
 };
 
 struct Shard {
-  NodeRank owner;
+  NodeRank owner;             // the first one, of each group one (Topology)
   std::vector<Piece> pieces;  // empty if the node owns nothing of this bucket
   // [begin, end) in the bucket's fp32 scratch, padding of the last piece
   // included: the shards of a bucket tile its scratch.
@@ -96,7 +117,7 @@ struct Shard {
 
 struct Bucket {
   BucketId id;
-  std::vector<Shard> shards;      // one per node, in node order
+  std::vector<Shard> shards;      // one per owner, in node order
   int64_t scratch_elements = 0;   // fp32 elements of the dense bucket, padded
   int64_t num_elements = 0;       // padding not counted
   std::vector<TensorId> tensors;  // those with elements in it, ascending

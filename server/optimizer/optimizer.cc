@@ -45,7 +45,7 @@ class ShardOptimizer final : public Optimizer {
     updates_.resize(parts_.layout->buckets().size());
     for (const layout::Bucket& bucket : parts_.layout->buckets()) {
       std::vector<ChunkTask>& tasks = updates_[bucket.id.value()].tasks;
-      const auto& chunks = bucket.shards[parts_.node.value()].chunks;
+      const auto& chunks = parts_.layout->shard(bucket.id, parts_.node).chunks;
       tasks.reserve(std::max<size_t>(1, chunks.size()));
       for (const layout::Chunk& chunk : chunks) {
         tasks.emplace_back(this, bucket.id, index++, &chunk);
@@ -90,7 +90,8 @@ class ShardOptimizer final : public Optimizer {
     if (parts_.guard == nullptr) return;
     int64_t num_chunks = 0;
     for (const layout::Bucket& bucket : parts_.layout->buckets()) {
-      num_chunks += std::ssize(bucket.shards[parts_.node.value()].chunks);
+      num_chunks +=
+          std::ssize(parts_.layout->shard(bucket.id, parts_.node).chunks);
     }
     for (int64_t i = 0; i < num_chunks; ++i) parts_.guard->BeforeUpdate(i);
   }
@@ -103,7 +104,8 @@ class ShardOptimizer final : public Optimizer {
     std::ranges::fill(state.gradient(), 0.0f);
     std::ranges::fill(state.master(), 0.0f);
     for (const layout::Bucket& bucket : parts_.layout->buckets()) {
-      for (const auto& piece : bucket.shards[parts_.node.value()].pieces) {
+      for (const auto& piece :
+           parts_.layout->shard(bucket.id, parts_.node).pieces) {
         parts_.kernels->widen(WeightsOf(bucket.id, piece), DTypeOf(piece),
                               piece.size(),
                               state.master().data() + piece.state_offset);

@@ -89,7 +89,7 @@ std::vector<UndoLog::Chunk> UndoLog::ChunksOf(const layout::Layout& layout,
                                               NodeRank node) {
   std::vector<Chunk> chunks;
   for (const layout::Bucket& bucket : layout.buckets()) {
-    for (const layout::Chunk& chunk : bucket.shards[node.value()].chunks) {
+    for (const layout::Chunk& chunk : layout.shard(bucket.id, node).chunks) {
       chunks.push_back({{chunk.state_begin, chunk.state_end}, {}});
       for (const layout::Piece& piece : chunk.pieces) {
         chunks.back().pieces.push_back(

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/base/names.h"
 #include "server/base/status_macros.h"
+#include "server/layout/policy.h"
 
 namespace ballast::session {
 
@@ -81,10 +82,14 @@ absl::StatusOr<layout::Layout> MakeLayout(const AttachRequest& request,
   options.bucket_bytes = request.job.bucket_bytes;
   options.chunk_bytes = chunk_bytes;
   options.max_tensors = max_tensors;
+  ASSIGN_OR_RETURN(const layout::ExchangePolicy policy,
+                   layout::ParsePolicy(request.job.exchange));
+  RETURN_IF_ERROR(layout::CheckNodes(policy, placement.num_nodes()));
   ASSIGN_OR_RETURN(layout::Layout layout,
                    layout::Layout::Create(
                        request.job.tensors,
-                       {placement.num_nodes(), placement.local_world_size},
+                       {placement.num_nodes(), placement.local_world_size,
+                        policy.partition_nodes},
                        static_cast<int>(request.job.groups.size()), options));
   if (layout.trainable_elements() == 0) {
     return absl::InvalidArgumentError(

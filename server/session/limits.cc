@@ -223,12 +223,12 @@ MemoryNeed EstimateMemory(const JobSpec& spec, const layout::Layout& layout,
     const layout::GatherUnits units(layout);
     num_units = units.size();
     need.weights = ResidentBytes(*policy, layout);
-    need.owned = units.owned_bytes(node.value());
+    need.owned = units.owned_bytes(layout.topology().OwnerOf(node).value());
     const layout::ExchangePlan plan(*policy, layout);
     if (plan.quantizes_weights()) {
       // Encoded too, from the first step on.
       need.owned += plan.PerStep(layout, node).weights /
-                    (layout.topology().num_nodes - 1);
+                    (layout.topology().num_owners() - 1);
     }
   }
   need.initial = node == NodeRank(0) ? layout.weights_bytes() : 0;
@@ -245,12 +245,16 @@ MemoryNeed EstimateMemory(const JobSpec& spec, const layout::Layout& layout,
     }
   }
   if (keeps_snapshots && num_units == 0) {
-    // One copy of the owned state, with its published weights where they are
-    // not a cast of the masters.
+    // One copy of the owned state that this node stores, with its published
+    // weights where they are not a cast of the masters.
     const bool has_published = policy.ok() && (policy->weights.quantizes() ||
                                                !policy->overrides.empty());
-    need.snapshot = layout.state_elements(node) * 4 *
-                    (1 + moments + (has_published ? 1 : 0));
+    for (const layout::Bucket& bucket : layout.buckets()) {
+      if (!layout.Stores(node, bucket.id)) continue;
+      const layout::Shard& shard = layout.shard(bucket.id, node);
+      need.snapshot += (shard.bucket_end - shard.bucket_begin) * 4 *
+                       (1 + moments + (has_published ? 1 : 0));
+    }
   }
   need.undo = compute_threads * layout.options().chunk_bytes * (1 + moments);
   return need;

@@ -52,17 +52,12 @@ TEST(CheckPlacementTest, BoundsWorldSize) {
       StatusIs(kExhausted, "limits.max_workers_per_job = 4"));
 }
 
-TEST(CheckSpecTest, SaysWhatToDoAboutWhatComesLater) {
+TEST(CheckSpecTest, ReadsThePolicy) {
   JobSpec spec = Spec();
-  spec.exchange = "delta4 partition_nodes=2";
-  EXPECT_THAT(CheckSpec(spec, {}),
-              StatusIs(kInvalid,
-                       "exchange: partition_nodes is \"2\", which comes with "
-                       "partition groups; use all"));
   spec.exchange = "zeropp gradients.block=100";
   EXPECT_THAT(CheckSpec(spec, {}), StatusIs(kInvalid, "gradients.block"));
-  for (const char* policy :
-       {"exact", "zeropp", "zeropp weights.block=512", "delta4", "delta2"}) {
+  for (const char* policy : {"exact", "zeropp", "zeropp weights.block=512",
+                             "delta4", "delta2", "delta4 partition_nodes=2"}) {
     spec.exchange = policy;
     EXPECT_THAT(CheckSpec(spec, {}), base::IsOk()) << policy;
   }
@@ -143,6 +138,28 @@ TEST(MemoryTest, FollowsTheFormula) {
   EXPECT_EQ(need.gradients, 4 * (4 << 20));
   EXPECT_EQ(need.weights, 4 << 20);
   EXPECT_EQ(need.state, (1 << 20) * 4 * 4);  // master, m, v, gradient
+}
+
+// State over the nodes of a partition group: P / p; what is copied for
+// snapshots, in turns with the other groups.
+TEST(MemoryTest, PartitionGroupsShareTheState) {
+  JobSpec spec = Spec();
+  spec.optimizer = kernels::OptimizerKind::kAdamW;
+  spec.tensors = {{.name = "a", .shape = {1 << 24}}};
+  const auto need = [&](int owners, const std::string& exchange) {
+    spec.exchange = exchange;
+    const auto layout =
+        layout::Layout::Create(spec.tensors, {4, 1, owners}, 1, {});
+    return EstimateMemory(spec, *layout, NodeRank(3), 2,
+                          /*keeps_snapshots=*/true);
+  };
+  EXPECT_EQ(need(0, "exact").state, 4 << 24);
+  EXPECT_EQ(need(2, "exact partition_nodes=2").state, 8 << 24);
+  EXPECT_EQ(need(1, "exact partition_nodes=1").state, 16 << 24);
+  for (const int owners : {0, 2, 1}) {
+    EXPECT_EQ(need(owners, "exact").snapshot, 3 << 24) << owners;
+  }
+  EXPECT_EQ(need(2, "exact").weights, need(0, "exact").weights);
 }
 
 TEST(EstimateMemoryTest, ResidualsAreTwoOfEveryElement) {  // DESIGN 8: 8P

@@ -61,7 +61,7 @@ class Loading {
     const layout::Layout& layout = *target.layout;
     owned_.resize(layout.tensors().size());
     for (const layout::Bucket& bucket : layout.buckets()) {
-      for (const auto& piece : bucket.shards[target.node.value()].pieces) {
+      for (const auto& piece : layout.shard(bucket.id, target.node).pieces) {
         owned_[piece.tensor.value()].push_back(
             {piece.begin, piece.end, piece.state_offset});
       }

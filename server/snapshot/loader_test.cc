@@ -26,12 +26,13 @@ constexpr char kPath[] = "job/step-00000005";
 
 // Writes the state of version 5, one node after the other.
 void SaveOn(int nodes, int workers, uint64_t bucket_bytes, bool has_published,
-            FileSystem& files) {
+            FileSystem& files, int partition_nodes = 0) {
   base::SimExecutor executor(1);
   base::SimComputePool pool(&executor, 1, 1);
   Manifest manifest;
   for (int n = 0; n < nodes; ++n) {
-    SnapshotRig rig(nodes, workers, n, &executor, bucket_bytes, has_published);
+    SnapshotRig rig(nodes, workers, n, &executor, bucket_bytes, has_published,
+                    partition_nodes);
     rig.Fill(5);
     if (n == 0) {
       manifest = rig.MakeManifest();
@@ -97,9 +98,10 @@ struct Loaded {
 
 // The whole state, as that of the version: padding is zero.
 void CheckState(SnapshotRig& rig, base::SimExecutor* executor, int workers,
-                uint64_t bucket_bytes) {
+                uint64_t bucket_bytes, int partition_nodes = 0) {
   SnapshotRig expected(rig.layout().topology().num_nodes, workers,
-                       rig.node().value(), executor, bucket_bytes);
+                       rig.node().value(), executor, bucket_bytes,
+                       /*has_published=*/false, partition_nodes);
   expected.Fill(5);
   const auto bytes = [](std::span<const float> array) {
     return std::string(reinterpret_cast<const char*>(array.data()),
@@ -143,6 +145,26 @@ TEST(LoaderTest, LoadsOnAnyNodesAndWorkers) {  // I17
           EXPECT_TRUE(std::equal(weights.begin(), weights.end(),
                                  rig.weights().begin()));
         }
+      }
+    }
+  }
+}
+
+// Of partition groups each shard is stored once; all groups load the same, and
+// other groups, or none, load it too.
+TEST(LoaderTest, PartitionGroupsStoreOnceAndLoadAll) {  // I14, I17
+  base::SimExecutor executor(1);
+  const std::pair<int, int> groups[] = {{4, 0}, {4, 2}, {4, 1}, {6, 3}, {3, 0}};
+  for (const auto& [nodes, owners] : groups) {
+    MemoryFileSystem files;
+    SaveOn(nodes, 1, 8 << 10, /*has_published=*/true, files, owners);
+    for (const auto& [to_nodes, to_owners] : groups) {
+      for (int n = 0; n < to_nodes; ++n) {
+        SnapshotRig rig(to_nodes, 1, n, &executor, 16 << 10,
+                        /*has_published=*/false, to_owners);
+        Loaded loaded(&rig);
+        ASSERT_THAT(loaded.Load(files, /*wants_published=*/true), IsOk());
+        CheckState(rig, &executor, 1, 16 << 10, to_owners);
       }
     }
   }

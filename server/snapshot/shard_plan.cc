@@ -38,7 +38,8 @@ bool ShardPlan::Has(Kind kind) const {
 void ShardPlan::AddKind(const layout::Layout& layout, NodeRank node,
                         Kind kind) {
   for (const layout::Bucket& bucket : layout.buckets()) {
-    for (const auto& piece : bucket.shards[node.value()].pieces) {
+    if (!layout.Stores(node, bucket.id)) continue;
+    for (const auto& piece : layout.shard(bucket.id, node).pieces) {
       const layout::TensorSpec& tensor = layout.tensor(piece.tensor);
       Section section;
       section.name =
@@ -58,8 +59,9 @@ void ShardPlan::AddCopies(const layout::Layout& layout, NodeRank node) {
   uint64_t elements = 0;
   uint64_t weight_bytes = 0;
   for (const layout::Bucket& bucket : layout.buckets()) {
-    for (const auto& chunk : bucket.shards[node.value()].chunks) {
+    for (const auto& chunk : layout.shard(bucket.id, node).chunks) {
       first_copy_.push_back(copies_.size());
+      if (!layout.Stores(node, bucket.id)) continue;  // another group does
       for (const layout::Piece& piece : chunk.pieces) {
         const uint64_t size =
             kernels::SizeOf(layout.tensor(piece.tensor).dtype);

@@ -8,7 +8,9 @@
 // The image is what training changes: it is copied chunk by chunk and then
 // written. Each piece of a shard (layout.h) is a section of each kind, so that
 // the sections of a kind are in the order of the chunks, without gaps. Frozen
-// tensors are written from the published segment: tensor t by node t mod N.
+// tensors are written from the published segment: tensor t by node t mod N. Of
+// the nodes that keep the same shards (partition groups) one stores each
+// (Layout::Stores); a chunk that another stores has no copies.
 //
 // Threading: immutable.
 #ifndef SERVER_SNAPSHOT_SHARD_PLAN_H_

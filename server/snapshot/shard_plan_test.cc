@@ -2,6 +2,7 @@
 
 #include <map>
 #include <set>
+#include <utility>
 
 #include "gtest/gtest.h"
 #include "server/base/sim_executor.h"
@@ -15,12 +16,15 @@ namespace {
 // of the chunks tile the image.
 TEST(ShardPlanTest, TilesEverything) {  // I14, I4
   base::SimExecutor executor(1);
-  for (const int nodes : {1, 2, 3, 7}) {
+  const std::pair<int, int> groups[] = {{1, 0}, {2, 0}, {3, 0}, {7, 0},
+                                        {4, 2}, {3, 1}, {6, 3}, {6, 2}};
+  for (const auto& [nodes, owners] : groups) {
     for (const uint64_t bucket_bytes : {8u << 10, 16u << 10, 1u << 20}) {
       for (const bool has_published : {false, true}) {
         std::map<std::pair<Kind, std::string>, std::set<int64_t>> seen;
         for (int n = 0; n < nodes; ++n) {
-          SnapshotRig rig(nodes, 1, n, &executor, bucket_bytes, has_published);
+          SnapshotRig rig(nodes, 1, n, &executor, bucket_bytes, has_published,
+                          owners);
           const ShardPlan plan(rig.layout(), rig.node(), rig.content());
           uint64_t at = 0;
           for (const Section& section : plan.sections()) {

@@ -50,9 +50,10 @@ inline std::vector<layout::TensorSpec> RigTensors() {
 class SnapshotRig {
  public:
   SnapshotRig(int num_nodes, int workers, int node, base::Executor* executor,
-              uint64_t bucket_bytes = 16 << 10, bool has_published = false)
+              uint64_t bucket_bytes = 16 << 10, bool has_published = false,
+              int partition_nodes = 0)
       : layout_(*layout::Layout::Create(
-            RigTensors(), {num_nodes, workers}, 2,
+            RigTensors(), {num_nodes, workers, partition_nodes}, 2,
             {.bucket_bytes = bucket_bytes, .chunk_bytes = 8 << 10})),
         node_(node),
         device_({}, executor),
@@ -64,7 +65,7 @@ class SnapshotRig {
   // All that this node owns, and the whole segment of weights.
   void Fill(int64_t version) {
     for (const layout::Bucket& bucket : layout_.buckets()) {
-      for (const auto& chunk : bucket.shards[node_.value()].chunks) {
+      for (const auto& chunk : layout_.shard(bucket.id, node_).chunks) {
         FillChunk(chunk, version);
       }
     }

@@ -384,7 +384,8 @@ void Cluster::CheckOnes(int node, int64_t version) {
   const layout::Layout& layout = runtime->job().layout();
   const std::span<const float> gradient = runtime->state().gradient();
   for (const layout::Bucket& bucket : layout.buckets()) {
-    for (const layout::Piece& piece : bucket.shards[node].pieces) {
+    for (const layout::Piece& piece :
+         layout.shard(bucket.id, NodeRank(node)).pieces) {
       if (!absl::StartsWith(layout.tensor(piece.tensor).name, "ones")) {
         continue;
       }

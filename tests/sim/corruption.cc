@@ -56,9 +56,9 @@ int Corruption::CountLate(bool may_miss) const {
       }));
 }
 
-bool Corruption::Fits(const Fault& fault, int node, size_t index,
+bool Corruption::Fits(const Fault& fault, NodeRank owner, size_t index,
                       const ChunkId& id) {
-  const bool is_own = id.owner.value() == node;
+  const bool is_own = id.owner == owner;
   return fault.chunk.value_or(index) == index &&
          fault.is_own.value_or(is_own) == is_own;
 }
@@ -69,11 +69,13 @@ void Corruption::Try(int node, const Fault& fault, int64_t step, int polls) {
     late_.emplace_back(node, fault);
     return;
   }
-  const std::vector<ChunkId> chunks = ChunksOf(job->job().layout());
+  const layout::Layout& layout = job->job().layout();
+  const std::vector<ChunkId> chunks = ChunksOf(layout);
+  const NodeRank owner = layout.topology().OwnerOf(NodeRank(node));
   std::vector<ChunkId> possible;  // those that nobody has written yet
   bool is_late = false;
   for (size_t i = 0; i < chunks.size(); ++i) {
-    if (!Fits(fault, node, i, chunks[i])) continue;
+    if (!Fits(fault, owner, i, chunks[i])) continue;
     if (job->published()->entry(chunks[i]).version.value() < step) {
       possible.push_back(chunks[i]);
     } else {

@@ -40,7 +40,7 @@ class Corruption {
   int CountLate(bool may_miss) const;
   void Try(int node, const Fault& fault, int64_t step, int polls);
   // Whether the chunk is one that the fault speaks of.
-  static bool Fits(const Fault& fault, int node, size_t index,
+  static bool Fits(const Fault& fault, NodeRank owner, size_t index,
                    const collective::ChunkId& id);
   void Flip(const daemon::JobRuntime& job, const collective::ChunkId& id,
             const Fault& fault);

@@ -15,6 +15,8 @@ namespace ballast::sim {
 ReferenceModel::ReferenceModel(const Scenario& scenario)
     : scenario_(scenario),
       policy_(*layout::ParsePolicy(scenario.exchange)),
+      owners_(policy_.partition_nodes == 0 ? scenario.nodes
+                                           : policy_.partition_nodes),
       errors_(policy_) {
   for (const layout::TensorSpec& spec : scenario.tensors) {
     TensorState tensor;
@@ -30,6 +32,7 @@ ReferenceModel::ReferenceModel(const Scenario& scenario)
     tensor.index = static_cast<int>(tensors_.size());
     if (scenario.nodes > 1 && spec.trainable) {  // alone, nothing is sent
       tensor.codecs = layout::CodecsOf(policy_, spec.name, tensor.size);
+      if (owners_ == 1) tensor.codecs.weights = {};  // they stay where they are
       tensor.policy_codecs = tensor.codecs;
       codes_gradients_ |=
           tensor.size > 0 && tensor.codecs.gradients.quantizes();
@@ -153,41 +156,63 @@ std::vector<float> ReferenceModel::Sum(const TensorState& tensor, int64_t step,
   return sum;
 }
 
-std::vector<float> ReferenceModel::MeanGradient(TensorState* state,
-                                                int64_t step, bool* is_finite) {
+void ReferenceModel::SendGradient(const TensorState& tensor, int64_t step,
+                                  int hop, std::vector<float>* values) {
+  const std::vector<float> meant = *values;
+  ThereAndBack(tensor, tensor.codecs.gradients, step, hop, values);
+  if (!tensor.policy_codecs.gradients.quantizes()) return;
+  const std::vector<float> narrower =
+      Narrower(tensor, layout::Path::kGradients, step, hop, meant);
+  errors_.Add(layout::Path::kGradients, tensor.index, step, {meant, *values},
+              {meant, narrower}, meant);
+}
+
+std::vector<float> ReferenceModel::NodeSum(TensorState* state, int64_t step,
+                                           int node) {
   const TensorState& tensor = *state;
+  std::vector<float> sum =
+      Sum(tensor, step, node * scenario_.workers, scenario_.workers);
+  if (owners_ == 1) return sum;  // its group's; nobody else owns anything
+  const bool feeds_back =
+      policy_.error_feedback && tensor.policy_codecs.gradients.quantizes();
+  state->residuals.resize(scenario_.nodes);
+  state->left_over.resize(scenario_.nodes);
+  state->residuals[node].resize(sum.size());
+  for (size_t i = 0; i < sum.size(); ++i) {
+    if (feeds_back) sum[i] += tensor.residuals[node][i];
+  }
+  state->left_over[node] = sum;
+  SendGradient(tensor, step, node, &sum);
+  for (size_t i = 0; i < sum.size(); ++i) {
+    state->left_over[node][i] -= sum[i];
+  }
+  return sum;
+}
+
+std::vector<float> ReferenceModel::GroupSum(TensorState* tensor, int64_t step,
+                                            int group) {
+  std::vector<float> sum = NodeSum(tensor, step, group * owners_);
+  for (int node = group * owners_ + 1; node < (group + 1) * owners_; ++node) {
+    const std::vector<float> more = NodeSum(tensor, step, node);
+    for (size_t i = 0; i < sum.size(); ++i) sum[i] += more[i];
+  }
+  if (owners_ < scenario_.nodes) {
+    SendGradient(*tensor, step, scenario_.nodes + 1 + group, &sum);
+  }
+  return sum;
+}
+
+std::vector<float> ReferenceModel::MeanGradient(TensorState* tensor,
+                                                int64_t step, bool* is_finite) {
   const int world_size = scenario_.world_size();
   std::vector<float> mean;
   if (!codes_gradients_) {
-    mean = Sum(tensor, step, 0, world_size);
+    mean = Sum(*tensor, step, 0, world_size);
   } else {
-    for (int node = 0; node < scenario_.nodes; ++node) {
-      std::vector<float> sum =
-          Sum(tensor, step, node * scenario_.workers, scenario_.workers);
-      const bool feeds_back =
-          policy_.error_feedback && tensor.policy_codecs.gradients.quantizes();
-      state->residuals.resize(scenario_.nodes);
-      state->left_over.resize(scenario_.nodes);
-      state->residuals[node].resize(sum.size());
-      for (size_t i = 0; i < sum.size(); ++i) {
-        if (feeds_back) sum[i] += tensor.residuals[node][i];
-      }
-      const std::vector<float> meant = sum;
-      ThereAndBack(tensor, tensor.codecs.gradients, step, node, &sum);
-      if (tensor.policy_codecs.gradients.quantizes()) {
-        const std::vector<float> narrower =
-            Narrower(tensor, layout::Path::kGradients, step, node, meant);
-        errors_.Add(layout::Path::kGradients, tensor.index, step, {meant, sum},
-                    {meant, narrower}, meant);
-      }
-      state->left_over[node] = meant;
-      for (size_t i = 0; i < sum.size(); ++i) {
-        state->left_over[node][i] -= sum[i];
-      }
-      if (node == 0) mean.assign(sum.size(), 0.0f);
-      for (size_t i = 0; i < sum.size(); ++i) {
-        mean[i] = node == 0 ? sum[i] : mean[i] + sum[i];
-      }
+    mean = GroupSum(tensor, step, 0);
+    for (int group = 1; group < scenario_.nodes / owners_; ++group) {
+      const std::vector<float> more = GroupSum(tensor, step, group);
+      for (size_t i = 0; i < mean.size(); ++i) mean[i] += more[i];
     }
   }
   for (float& x : mean) x /= static_cast<float>(world_size);

@@ -53,7 +53,7 @@ class ReferenceModel {
     uint32_t fallbacks = 0;
   };
 
-  // `hop`: the nodes, in order, then the weights.
+  // `hop`: the nodes, in order, then the weights, then the partition groups.
   void ThereAndBack(const TensorState& tensor,
                     const layout::CodecChoice& choice, int64_t step, int hop,
                     std::vector<float>* values) const;
@@ -67,6 +67,13 @@ class ReferenceModel {
   void CloseErrors(Outcome* outcome);
   std::vector<float> Sum(const TensorState& tensor, int64_t step,
                          int first_rank, int num_ranks) const;
+  // A gradient there and back, its error taken.
+  void SendGradient(const TensorState& tensor, int64_t step, int hop,
+                    std::vector<float>* values);
+  // Of a node, as the owner has it.
+  std::vector<float> NodeSum(TensorState* tensor, int64_t step, int node);
+  // Of a partition group, as all groups have it.
+  std::vector<float> GroupSum(TensorState* tensor, int64_t step, int group);
   std::vector<float> MeanGradient(TensorState* tensor, int64_t step,
                                   bool* is_finite);
   void Step();
@@ -76,6 +83,7 @@ class ReferenceModel {
 
   const Scenario scenario_;
   const layout::ExchangePolicy policy_;
+  const int owners_;  // nodes of a partition group
   bool codes_gradients_ = false;
   std::vector<TensorState> tensors_;
   std::vector<Outcome> outcomes_;  // by step

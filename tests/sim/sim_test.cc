@@ -105,6 +105,22 @@ TEST(SimControlTest, OneWrongBitIsFound) {  // I25
   EXPECT_TRUE(absl::StrContains(ViolationsWith(broken, gathered), "I25"));
 }
 
+// Partition groups whose owners would not divide by all ranks, or count their
+// norm each.
+TEST(SimControlTest, WhatGroupsGetWrongIsFound) {  // I6, I25
+  const Scenario groups = Small("nodes 4\nexchange zeropp partition_nodes=2");
+  EXPECT_EQ(ViolationsWith(kernels::Reference(), groups), "");
+  kernels::Kernels broken = kernels::Reference();
+  broken.finish_mean = [](std::span<const kernels::RankRange> ranges,
+                          std::span<const float* const> parts, int,
+                          int64_t count, float* out) {
+    kernels::Reference().finish_mean(ranges, parts, 8, count, out);
+    for (int64_t i = 0; i < count; ++i) out[i] *= 2;  // of a group only
+  };
+  EXPECT_TRUE(absl::StrContains(ViolationsWith(broken, groups),
+                                "I6: the mean of ones"));
+}
+
 TEST(SimControlTest, NormThatMissesACellIsFound) {  // I15
   kernels::Kernels broken = kernels::Reference();
   broken.cell_norm = [](const float* x, int64_t count) {

@@ -111,6 +111,33 @@ TEST(SnapshotTest, IsTheStateOfItsStepOnAnyNodes) {  // I17, I18, I20
   }
 }
 
+// Partition groups store every shard once, in turns; other groups, and none, go
+// on from it.
+TEST(SnapshotTest, OfPartitionGroupsIsTheSame) {  // I14, I17, I18, I20
+  MemoryFileSystem plain;
+  ASSERT_TRUE(RunJob(MakeScenario(4, 1), 5, &plain).passed());
+  Scenario scenario = MakeScenario(4, 1);
+  scenario.exchange = "exact partition_nodes=2";
+  MemoryFileSystem files;
+  const Result result = RunJob(scenario, 5, &files);
+  ASSERT_TRUE(result.passed()) << Violations(result);
+  ASSERT_EQ(NewestStep(files), 6);
+  EXPECT_EQ(StateOf(files, 6), StateOf(plain, 6));
+  GoOn(scenario, 9, 6, &files, "in groups of two");
+  scenario.exchange = "exact partition_nodes=1";
+  GoOn(scenario, 12, 7, &files, "each node for itself");
+  GoOn(MakeScenario(2, 2), 14, 8, &files, "in one group of two nodes");
+}
+
+TEST(SnapshotTest, OfPartitionGroupsKeepsQuantizedWeights) {  // I20
+  MemoryFileSystem files;
+  Scenario scenario = MakeScenario(4, 1);
+  scenario.exchange = "zeropp override:*=int8 partition_nodes=2";
+  const Result result = RunJob(scenario, 5, &files);
+  ASSERT_TRUE(result.passed()) << Violations(result);
+  GoOn(scenario, 9, 6, &files, "in the same groups");
+}
+
 // Published weights that are no cast of the masters come from the files too.
 TEST(SnapshotTest, KeepsQuantizedWeights) {  // I20
   for (const char* exchange :

@@ -1,6 +1,6 @@
 // I8, I9: the same ranks over other nodes × workers, with other buckets and
-// push orders, give the same weights bit for bit; a plain rank-order sum of
-// node partials does not.
+// push orders and partition groups, give the same weights bit for bit; a plain
+// rank-order sum of node partials does not.
 #include <string>
 #include <vector>
 
@@ -16,6 +16,7 @@ namespace {
 struct Shape {
   int nodes;
   int workers;
+  int owners = 0;  // nodes of a partition group; 0: all
 };
 
 Scenario MakeScenario(const Shape& shape, uint64_t bucket_bytes,
@@ -34,6 +35,9 @@ steps 3
   Scenario scenario = *parsed;
   scenario.nodes = shape.nodes;
   scenario.workers = shape.workers;
+  if (shape.owners > 0) {
+    absl::StrAppend(&scenario.exchange, " partition_nodes=", shape.owners);
+  }
   scenario.bucket_bytes = bucket_bytes;
   scenario.push_order = order;
   return scenario;
@@ -70,7 +74,12 @@ INSTANTIATE_TEST_SUITE_P(
     Ranks, TopologyTest,
     ::testing::Values(std::vector<Shape>{{1, 4}, {2, 2}, {4, 1}},
                       std::vector<Shape>{{1, 6}, {2, 3}, {3, 2}, {6, 1}},
-                      std::vector<Shape>{{1, 5}, {5, 1}}),
+                      std::vector<Shape>{{1, 5}, {5, 1}},
+                      // T37: partition groups of any size.
+                      std::vector<Shape>{
+                          {1, 8}, {4, 2, 2}, {4, 2, 1}, {8, 1, 4}, {8, 1, 2}},
+                      std::vector<Shape>{
+                          {1, 12}, {4, 3, 2}, {6, 2, 3}, {6, 2, 2}, {3, 4, 1}}),
     [](const auto& info) { return absl::StrCat("Of", info.param[0].workers); });
 
 // The control: sums in rank order, first inside the node, then over nodes.
