@@ -22,6 +22,17 @@ std::string Workers(const v1::JobSummary& job) {
   return text;
 }
 
+// "4 nodes, 8 workers, state shared by groups of 2 nodes".
+std::string Topology(const v1::JobSummary& job) {
+  std::string text =
+      absl::StrCat(job.num_nodes(), " nodes, ", job.world_size(), " workers");
+  if (job.partition_nodes() > 0) {
+    absl::StrAppend(&text, ", state shared by groups of ",
+                    job.partition_nodes(), " nodes");
+  }
+  return text;
+}
+
 std::string JobTable(
     const google::protobuf::RepeatedPtrField<v1::JobSummary>& jobs) {
   Table table({"JOB", "TENANT", "STATE", "WORKERS", "STEP", "WEIGHTS", "MEMORY",
@@ -168,9 +179,7 @@ std::string Render(const v1::GetJobReply& job) {
   const v1::JobSummary& summary = job.summary();
   std::string text =
       Line("job", summary.name()) + Line("tenant", summary.tenant()) +
-      Line("state", summary.state()) +
-      Line("topology", absl::StrCat(summary.num_nodes(), " nodes, ",
-                                    summary.world_size(), " workers")) +
+      Line("state", summary.state()) + Line("topology", Topology(summary)) +
       Line("optimizer", job.optimizer()) + Line("exchange", job.exchange()) +
       Line("model",
            absl::StrCat(job.num_tensors(), " tensors, ", job.num_elements(),

@@ -53,6 +53,17 @@ TEST(RenderTest, JobShowsItsWorkers) {
   EXPECT_EQ(text.find("error of"), std::string::npos);  // nothing is quantized
 }
 
+TEST(RenderTest, AJobShowsItsPartitionGroups) {
+  v1::GetJobReply job;
+  job.mutable_summary()->set_num_nodes(4);
+  job.mutable_summary()->set_world_size(8);
+  EXPECT_NE(Render(job).find("4 nodes, 8 workers\n"), std::string::npos);
+  job.mutable_summary()->set_partition_nodes(2);
+  EXPECT_NE(Render(job).find("4 nodes, 8 workers, state shared by groups of 2 "
+                             "nodes\n"),
+            std::string::npos);
+}
+
 TEST(RenderTest, AJobNamesTheTensorsThatAreWorst) {
   v1::GetJobReply job;
   v1::PathQuality* const path = job.add_quality();

@@ -263,6 +263,7 @@ v1::JobSummary Node::Summarize(const session::LocalJob& job) const {
   summary.set_state(std::string(session::Name(job.state())));
   summary.set_world_size(job.layout().topology().world_size());
   summary.set_num_nodes(job.layout().topology().num_nodes);
+  summary.set_partition_nodes(job.layout().topology().partition_nodes);
   summary.set_num_attached(job.num_attached());
   const JobRuntime* const runtime = Find(job.spec().name);
   uint64_t bytes = job.segment_bytes();
