@@ -274,7 +274,7 @@ class ArgumentsTest(Base):
                            ballast.InvalidArgument)
 
     def test_what_comes_later(self):
-        self.refused(["partition_nodes", "comes with"],
+        self.refused(["partition_nodes", "does not divide"],
                      exchange={"partition_nodes": 2})
         self.refused("secondary_partition: none needs model=",
                      exchange={"secondary_partition": "none"})

@@ -108,7 +108,7 @@ _METRICS = "the daemon's /metrics page (Prometheus) and optimizer.last_result"
 _ZERO: Dict[str, Rule] = {
     "stage": Rule("0, 1, 2: honoured (state is sharded over the nodes, the "
                   "results are the same); 3: needs zero_hpz_partition_size = "
-                  "local world size", _remembers),
+                  "local world size, or mics_shard_size", _remembers),
     "zero_hpz_partition_size": Rule(
         "local world size (weights once per node); others refused",
         _remembers),
@@ -166,10 +166,12 @@ _ZERO: Dict[str, Rule] = {
     "ignore_unused_parameters": only(
         (True,), "unused parameters contribute zero", "true"),
     "legacy_stage1": off("there is one implementation", "false", True),
-    "mics_shard_size": only((-1,), "smaller groups come with partition_nodes",
-                            "-1", False),
-    "mics_hierarchical_params_gather": off(
-        "smaller groups come with partition_nodes", "false", True),
+    "mics_shard_size": Rule(
+        "with stage 3: the exchange's partition_nodes, shard size / local "
+        "world size; groups of a part of a node, or that do not divide the "
+        "job, are refused", _remembers),
+    "mics_hierarchical_params_gather": taken(
+        "weights come once per node, whatever their group"),
     "memory_efficient_linear": taken("PyTorch's own linear is used"),
     "override_module_apply": taken("modules are not touched"),
     "log_trace_cache_warnings": off("there is no trace cache", "false", True),

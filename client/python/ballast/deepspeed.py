@@ -170,7 +170,9 @@ def _read_zero(reading: Reading) -> None:
     if stage == 0:
         reading.note(key + "stage", stage, "optimizer state is sharded over "
                      "the nodes all the same; results do not change")
-    _read_hpz(reading, stage)
+    groups = _read_mics(reading, stage)
+    if groups is None:
+        _read_hpz(reading, stage)
     weights = _zero(reading, "zero_quantized_weights", False)
     gradients = _zero(reading, "zero_quantized_gradients", False)
     for name, value in (("zero_quantized_weights", weights),
@@ -190,6 +192,8 @@ def _read_zero(reading: Reading) -> None:
     elif gradients is True:
         reading.arguments["exchange"] = {
             "gradients": {"codec": "int4", "block": 128}}
+    if groups is not None:
+        _add_groups(reading, groups)
     overlap = _zero(reading, "overlap_comm", None)
     if overlap not in (None, True, False):
         reading.refuse(key + "overlap_comm", overlap,
@@ -198,6 +202,45 @@ def _read_zero(reading: Reading) -> None:
         else overlap is True
     _read_offload(reading, "offload_optimizer")
     _read_offload(reading, "offload_param")
+
+
+def _read_mics(reading: Reading, stage: int) -> Optional[int]:
+    """How many nodes are a partition group; None: MiCS is off."""
+    key = "zero_optimization.mics_shard_size"
+    size = _zero(reading, "mics_shard_size", -1)
+    local, world = reading.local_world_size, reading.world_size
+    if size == -1 and type(size) is int:
+        return None
+    if type(size) is not int or size < 1 or world % size:
+        reading.refuse(key, size, "does not divide the world size %d" % world,
+                       "%d, the world size" % world)
+    elif stage != 3:
+        reading.refuse(key, size, "DeepSpeed has it in stage 3 only, this is "
+                       "stage %d" % stage, "stage 3, or the exchange's "
+                       "partition_nodes")
+    elif size % local:
+        reading.refuse(key, size, "a partition group is whole nodes of %d "
+                       "ranks" % local, "%d, one node" % local)
+    elif _zero(reading, "zero_hpz_partition_size", 1) not in (1, local):
+        reading.refuse("zero_optimization.zero_hpz_partition_size",
+                       _zero(reading, "zero_hpz_partition_size", 1),
+                       "weights are resident once per node",
+                       "%d, the local world size" % local, True)
+    else:
+        reading.note(key, size, "state is shared by groups of %d nodes; "
+                     "weights are resident once per node" % (size // local))
+        return size // local
+    return 0
+
+
+def _add_groups(reading: Reading, nodes: int) -> None:
+    """Into the exchange; 0 was refused, all nodes are the default."""
+    if nodes in (0, reading.world_size // reading.local_world_size):
+        return
+    exchange = reading.arguments.get("exchange", {"preset": "exact"})
+    if isinstance(exchange, str):
+        exchange = {"preset": exchange}
+    reading.arguments["exchange"] = {**exchange, "partition_nodes": nodes}
 
 
 def _read_hpz(reading: Reading, stage: int) -> None:
