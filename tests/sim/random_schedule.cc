@@ -60,6 +60,10 @@ class Drawing {
     nodes_ = Between(least, is_slow_ ? 5 : 3);
     workers_ = Between(1, is_slow_ ? 4 : 2);
     steps_ = is_slow_ ? Between(8, 16) : Between(4, 7);
+    // Two partition groups of what would be all nodes.
+    has_partitions_ = nodes_ <= 3 && OneIn(4);
+    owners_ = nodes_;
+    if (has_partitions_) nodes_ *= 2;
   }
 
   void DrawExchange() {
@@ -69,6 +73,7 @@ class Drawing {
     is_exact_ = exchange_ == "exact";
     is_delta_ = absl::StrContains(exchange_, "delta");
     std::string more;
+    if (has_partitions_) absl::StrAppend(&more, " partition_nodes=", owners_);
     // Such jobs keep no snapshots.
     if (!is_delta_ && profile_ != Profile::kDisk && OneIn(4)) {
       gathers_ = true;
@@ -82,7 +87,7 @@ class Drawing {
       const bool has_gradient_codec =
           !absl::StartsWith(exchange_, "weights.mode");
       const bool goes_on = profile_ == Profile::kDisk;
-      if (has_gradient_codec && !goes_on && OneIn(3)) {
+      if (has_gradient_codec && !goes_on && !has_partitions_ && OneIn(3)) {
         absl::StrAppend(&more, " gradients.error_feedback=true");
       }
       if (!gathers_ && !goes_on && OneIn(4)) {
@@ -197,7 +202,7 @@ class Drawing {
 
   // Snapshots keep what they find, and what ends early heals nothing.
   bool MayCorrupt() const {
-    return is_delta_ && nodes_ > 1 && profile_ != Profile::kDeath &&
+    return is_delta_ && owners_ > 1 && profile_ != Profile::kDeath &&
            profile_ != Profile::kDisk;
   }
 
@@ -222,7 +227,7 @@ class Drawing {
       const int ranks = nodes_ * workers_;
       do {
         nodes = Between(1, ranks);
-      } while (ranks % nodes != 0);
+      } while (ranks % nodes != 0 || (has_partitions_ && nodes % owners_ != 0));
     }
     Say("snapshot_every ", Between(1, 3));
     schedule->next_text = absl::StrCat(
@@ -234,6 +239,8 @@ class Drawing {
   base::SeededRandom random_;
   std::string text_;
   int nodes_ = 1;
+  int owners_ = 1;  // nodes of a partition group
+  bool has_partitions_ = false;
   int workers_ = 1;
   int steps_ = 1;
   std::string exchange_;
