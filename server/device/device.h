@@ -43,6 +43,8 @@ class SharedBuffer {
   // the whole pages in a range given back, they read as zeros.
   virtual absl::Status Reserve(uint64_t offset, uint64_t size_bytes) = 0;
   virtual void Discard(uint64_t offset, uint64_t size_bytes) = 0;
+  // Not new and not zeros: as an earlier life of this process left it.
+  virtual bool is_adopted() const = 0;
 };
 
 class PrivateBuffer {
@@ -81,6 +83,10 @@ class Device {
   // its owner keeps to.
   virtual absl::StatusOr<std::unique_ptr<SharedBuffer>> AllocateSparse(
       uint64_t size_bytes, uint64_t charge_bytes, std::string_view name) = 0;
+  // Memory that an earlier life allocated and exported, as it was left.
+  // DataLoss if it is none of exactly this size.
+  virtual absl::StatusOr<std::unique_ptr<SharedBuffer>> AdoptShared(
+      base::UniqueFd fd, uint64_t size_bytes, std::string_view name) = 0;
   virtual absl::StatusOr<std::unique_ptr<PrivateBuffer>> AllocatePrivate(
       uint64_t size_bytes, std::string_view name) = 0;
 

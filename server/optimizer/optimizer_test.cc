@@ -699,6 +699,7 @@ class AnyInstructionTest : public OptimizerTest {
       return absl::UnimplementedError("only a copy");
     }
     void Discard(uint64_t, uint64_t) override {}
+    bool is_adopted() const override { return false; }
 
    private:
     std::vector<std::byte> bytes_;
@@ -719,6 +720,10 @@ class AnyInstructionTest : public OptimizerTest {
     }
     absl::StatusOr<std::unique_ptr<device::SharedBuffer>> AllocateSparse(
         uint64_t, uint64_t, std::string_view) override {
+      return absl::UnimplementedError("not asked for");
+    }
+    absl::StatusOr<std::unique_ptr<device::SharedBuffer>> AdoptShared(
+        base::UniqueFd, uint64_t, std::string_view) override {
       return absl::UnimplementedError("not asked for");
     }
     absl::StatusOr<std::unique_ptr<device::PrivateBuffer>> AllocatePrivate(

@@ -40,6 +40,7 @@ class BorrowedBuffer final : public device::SharedBuffer {
     return absl::UnimplementedError("only lent");
   }
   void Discard(uint64_t, uint64_t) override {}
+  bool is_adopted() const override { return false; }
 
  private:
   std::vector<std::byte>* const bytes_;
@@ -182,6 +183,10 @@ class UndoFormatTest : public UndoLogTest {
     }
     absl::StatusOr<std::unique_ptr<device::SharedBuffer>> AllocateSparse(
         uint64_t, uint64_t, std::string_view) override {
+      return absl::UnimplementedError("not asked for");
+    }
+    absl::StatusOr<std::unique_ptr<device::SharedBuffer>> AdoptShared(
+        base::UniqueFd, uint64_t, std::string_view) override {
       return absl::UnimplementedError("not asked for");
     }
     absl::StatusOr<std::unique_ptr<device::PrivateBuffer>> AllocatePrivate(

@@ -1,6 +1,7 @@
 #include "server/device/host/host_device.h"
 
 #include <sys/mman.h>
+#include <sys/stat.h>
 
 #include <cerrno>
 #include <cstring>
@@ -33,8 +34,10 @@ class Charge {
 class HostSharedBuffer final : public SharedBuffer {
  public:
   HostSharedBuffer(base::Segment segment, uint64_t* total,
-                   uint64_t charge_bytes)
-      : segment_(std::move(segment)), charge_(total, charge_bytes) {}
+                   uint64_t charge_bytes, bool is_adopted = false)
+      : segment_(std::move(segment)),
+        charge_(total, charge_bytes),
+        is_adopted_(is_adopted) {}
 
   uint64_t size_bytes() const override { return segment_.size_bytes(); }
   std::span<std::byte> bytes() override { return segment_.bytes(); }
@@ -48,10 +51,12 @@ class HostSharedBuffer final : public SharedBuffer {
   void Discard(uint64_t offset, uint64_t size_bytes) override {
     segment_.Discard(offset, size_bytes);
   }
+  bool is_adopted() const override { return is_adopted_; }
 
  private:
   base::Segment segment_;
   const Charge charge_;
+  const bool is_adopted_;
 };
 
 class HostPrivateBuffer final : public PrivateBuffer {
@@ -145,6 +150,27 @@ absl::StatusOr<std::unique_ptr<SharedBuffer>> HostDevice::AllocateSparse(
                    base::Segment::CreateSparse(name, size_bytes));
   return std::make_unique<HostSharedBuffer>(std::move(segment), &shared_bytes_,
                                             charge_bytes);
+}
+
+absl::StatusOr<std::unique_ptr<SharedBuffer>> HostDevice::AdoptShared(
+    base::UniqueFd fd, uint64_t size_bytes, std::string_view name) {
+  RETURN_IF_ERROR(CheckRoom(size_bytes, name));
+  struct stat info {};
+  if (fstat(fd.get(), &info) < 0 ||
+      static_cast<uint64_t>(info.st_size) != size_bytes) {
+    return absl::DataLossError(absl::StrCat("buffer ", base::Quoted(name),
+                                            " was kept with ", info.st_size,
+                                            " bytes, it needs ", size_bytes));
+  }
+  auto segment =
+      base::Segment::Map(std::move(fd), size_bytes, base::Access::kReadWrite);
+  if (!segment.ok()) {
+    return absl::DataLossError(
+        absl::StrCat("buffer ", base::Quoted(name), ": ",
+                     std::string(segment.status().message())));
+  }
+  return std::make_unique<HostSharedBuffer>(*std::move(segment), &shared_bytes_,
+                                            size_bytes, /*is_adopted=*/true);
 }
 
 absl::StatusOr<std::unique_ptr<PrivateBuffer>> HostDevice::AllocatePrivate(
