@@ -67,6 +67,7 @@ class DeviceShardState final : public ShardState {
                          i * header.array_stride;
       arrays_.emplace_back(reinterpret_cast<float*>(begin), header.elements);
     }
+    if (buffer_->is_adopted()) scalars_ = slots_.Read().value_or(Scalars());
   }
 
   kernels::OptimizerKind kind() const override { return kind_; }
@@ -108,7 +109,14 @@ absl::StatusOr<std::unique_ptr<ShardState>> ShardState::Create(
       header.arrays_offset + (header.num_moments + 2) * header.array_stride;
   ASSIGN_OR_RETURN(std::unique_ptr<device::SharedBuffer> buffer,
                    device->AllocateShared(size, "optimizer state"));
-  std::memcpy(buffer->bytes().data(), &header, sizeof(header));
+  if (!buffer->is_adopted()) {
+    std::memcpy(buffer->bytes().data(), &header, sizeof(header));
+  } else if (std::memcmp(buffer->bytes().data(), &header, sizeof(header)) !=
+             0) {
+    return absl::DataLossError(
+        "the optimizer state is damaged, or that of another layout, optimizer "
+        "or version");
+  }
   return std::make_unique<DeviceShardState>(header, std::move(buffer));
 }
 

@@ -28,7 +28,9 @@ namespace ballast::optimizer {
 
 class ShardState {
  public:
-  // `kind` and `has_momentum` decide how many moments there are. All zero.
+  // `kind` and `has_momentum` decide how many moments there are. All zero, or
+  // where the device adopts the memory what an earlier life left: DataLoss if
+  // that is of another layout, optimizer or version.
   static absl::StatusOr<std::unique_ptr<ShardState>> Create(
       device::Device* device, const layout::Layout& layout, NodeRank node,
       kernels::OptimizerKind kind, bool has_momentum);

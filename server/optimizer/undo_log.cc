@@ -117,6 +117,9 @@ absl::StatusOr<std::unique_ptr<UndoLog>> UndoLog::Create(
       layout, chunks.size(), CapacityOf(chunks), num_moments, num_threads);
   ASSIGN_OR_RETURN(std::unique_ptr<device::SharedBuffer> buffer,
                    device->AllocateShared(LogBytes(header), "undo log"));
+  if (buffer->is_adopted()) {
+    return Open(std::move(buffer), layout, node, num_moments);
+  }
   std::memcpy(buffer->bytes().data(), &header, sizeof(header));
   return std::unique_ptr<UndoLog>(new UndoLog(
       std::move(buffer), std::move(chunks), num_moments, num_threads));

@@ -51,6 +51,7 @@ struct RestoredChunk {
 
 class UndoLog {
  public:
+  // Empty, or where the device adopts the memory as Open.
   static absl::StatusOr<std::unique_ptr<UndoLog>> Create(
       device::Device* device, const layout::Layout& layout, NodeRank node,
       int num_moments, int num_threads);
