@@ -34,6 +34,10 @@ class FakeWorkerLink final : public WorkerLink {
   void Start(WorkerLinkObserver* observer) override { observer_ = observer; }
   absl::Status SendSegment(proto::SegmentKind kind, int fd,
                            uint64_t size_bytes) override;
+  std::vector<int> fds() const override { return {}; }
+  absl::StatusOr<base::UniqueFd> SendControl() override {
+    return absl::UnavailableError("a fake has no control connection");
+  }
   void Close() override;
 
   // Called on the control thread of the simulated daemon.

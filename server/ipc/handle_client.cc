@@ -190,6 +190,14 @@ absl::StatusOr<HandleClient::ReceivedSegment> HandleClient::ReceiveSegment(
                          std::move(packet.fds[0])};
 }
 
+absl::Status HandleClient::AwaitControl(absl::Duration timeout) {
+  RETURN_IF_ERROR(ReceiveWelcome(Now() + timeout));
+  // One of each life that came and went meanwhile.
+  while (ReceiveWelcome(Now()).ok()) {
+  }
+  return absl::OkStatus();
+}
+
 absl::Status HandleClient::RingDoorbell() {
   const std::byte bell{proto::kDoorbell};
   // kWouldBlock: the daemon has doorbells to read, and will look then.

@@ -44,6 +44,11 @@ class HandleClient {
 
   absl::StatusOr<ReceivedSegment> ReceiveSegment(absl::Duration timeout);
 
+  // Another life of the daemon that takes this connection over sends a new
+  // control descriptor: TakeControlFd then has the last one that came.
+  // DeadlineExceeded if none does; Unavailable if nobody has the other end.
+  absl::Status AwaitControl(absl::Duration timeout);
+
   // "Look at my control block." Never blocks; a daemon that has unread
   // doorbells needs no other. Unavailable if the daemon is gone.
   absl::Status RingDoorbell();

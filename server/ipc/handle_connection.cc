@@ -11,6 +11,7 @@
 #include "server/base/errno_status.h"
 #include "server/base/status_macros.h"
 #include "server/ipc/fd_passing.h"
+#include "server/ipc/welcome.h"
 
 namespace ballast::ipc {
 namespace {
@@ -57,6 +58,18 @@ void HandleConnection::Close() {
   pidfd_.Reset();
   queue_.clear();
   observer_ = nullptr;
+}
+
+std::vector<int> HandleConnection::fds() const {
+  if (!socket_) return {};
+  return {socket_.get(), pidfd_.get()};
+}
+
+absl::StatusOr<base::UniqueFd> HandleConnection::SendControl() {
+  if (!socket_) {
+    return absl::UnavailableError("the worker's connection has ended");
+  }
+  return SendWelcome(socket_.get(), key_);
 }
 
 void HandleConnection::Lose(const absl::Status& reason) {

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -39,6 +40,8 @@ class HandleConnection final : public WorkerLink {
   void Start(WorkerLinkObserver* observer) override;
   absl::Status SendSegment(proto::SegmentKind kind, int fd,
                            uint64_t size_bytes) override;
+  std::vector<int> fds() const override;
+  absl::StatusOr<base::UniqueFd> SendControl() override;
   void Close() override;
 
  private:

@@ -19,6 +19,7 @@
 #include "server/ipc/fd_passing.h"
 #include "server/ipc/handle_connection.h"
 #include "server/ipc/pidfd.h"
+#include "server/ipc/welcome.h"
 
 namespace ballast::ipc {
 namespace {
@@ -241,33 +242,20 @@ absl::Status HandleServer::CheckHello(const Pending& pending,
 }
 
 void HandleServer::Welcome(Pending pending, base::UniqueFd pidfd) {
-  int ends[2];
-  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) <
-      0) {
-    Refuse(pending, base::ErrnoStatus(errno, "socketpair"));
-    return;
-  }
-  base::UniqueFd here(ends[0]);
-  const base::UniqueFd there(ends[1]);
   const ConnectionKey key = DrawKey(random_);
-  proto::WelcomeMessage welcome{};
-  welcome.header = {proto::kHandleMagic, proto::HandleMessageKind::kWelcome};
-  welcome.version = proto::kHandleVersion;
-  std::memcpy(welcome.key, key.bytes.data(), key.bytes.size());
-  const int fd = there.get();
-  const auto result =
-      SendPacket(pending.socket.get(), std::as_bytes(std::span(&welcome, 1)),
-                 std::span(&fd, 1));
-  if (!result.ok() || *result != IoResult::kDone) {
+  absl::StatusOr<base::UniqueFd> control =
+      SendWelcome(pending.socket.get(), key);
+  if (absl::IsUnavailable(control.status())) {
     // The first packet on an empty socket: it cannot be full, only gone.
     acceptor_->OnRefused(
         pending.peer, absl::UnavailableError("closed before it was welcomed"));
     return;
   }
+  if (!control.ok()) return Refuse(pending, control.status());
   acceptor_->OnWorker(std::make_unique<HandleConnection>(
                           std::move(pending.socket), std::move(pidfd),
                           pending.peer, key, loop_),
-                      std::move(here));
+                      *std::move(control));
 }
 
 void HandleServer::Refuse(const Pending& pending, const absl::Status& reason) {

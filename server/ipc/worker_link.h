@@ -10,9 +10,12 @@
 #include <array>
 #include <cstdint>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "proto/handle_socket.h"
+#include "server/base/unique_fd.h"
 
 namespace ballast::ipc {
 
@@ -66,6 +69,13 @@ class WorkerLink {
   // FailedPrecondition after the end.
   virtual absl::Status SendSegment(proto::SegmentKind kind, int fd,
                                    uint64_t size_bytes) = 0;
+
+  // Handle socket and pidfd, for a keeper; they stay the link's. Empty after
+  // the end.
+  virtual std::vector<int> fds() const = 0;
+
+  // Gives the worker its key and a new control connection (welcome.h).
+  virtual absl::StatusOr<base::UniqueFd> SendControl() = 0;
 
   // Ends the connection from this side; the observer hears nothing more.
   virtual void Close() = 0;

@@ -1,0 +1,291 @@
+#include "server/ipc/keeper_client.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "proto/keeper_socket.h"
+#include "server/base/clock.h"
+#include "server/base/errno_status.h"
+#include "server/base/status_macros.h"
+#include "server/ipc/fd_passing.h"
+#include "server/ipc/keeper_message.h"
+
+namespace ballast::ipc {
+namespace {
+
+using proto::KeeperMessageKind;
+
+constexpr absl::Duration kStartPause = absl::Milliseconds(20);
+constexpr absl::Duration kAnswerLimit = absl::Seconds(1);
+constexpr absl::Duration kRetryPause = absl::Seconds(1);
+// Too many descriptors of this user are under way: the keeper takes them soon.
+constexpr absl::Duration kCrowdedPause = absl::Milliseconds(10);
+
+absl::Time Now() { return base::MonotonicClock().Now(); }
+
+absl::StatusOr<std::vector<base::UniqueFd>> CopiesOf(std::span<const int> fds) {
+  std::vector<base::UniqueFd> copies;
+  for (const int fd : fds) {
+    copies.emplace_back(fcntl(fd, F_DUPFD_CLOEXEC, 0));
+    if (!copies.back()) {
+      return base::ErrnoStatus(errno, "copy a descriptor for the keeper");
+    }
+  }
+  return copies;
+}
+
+std::vector<int> NumbersOf(const base::Kept& item) {
+  std::vector<int> numbers;
+  for (const base::UniqueFd& fd : item.fds) numbers.push_back(fd.get());
+  return numbers;
+}
+
+// One message; nullopt if there is none now.
+absl::StatusOr<std::optional<KeeperMessage>> Receive(int socket) {
+  std::array<std::byte, kMaxKeeperMessageBytes> bytes;
+  Packet packet;
+  ASSIGN_OR_RETURN(const IoResult result,
+                   ReceivePacket(socket, bytes, &packet));
+  if (result == IoResult::kWouldBlock) {
+    return std::optional<KeeperMessage>();
+  }
+  if (packet.is_end) {
+    return absl::UnavailableError("the keeper closed the connection");
+  }
+  const size_t size = packet.size;
+  ASSIGN_OR_RETURN(
+      KeeperMessage message,
+      ParseKeeperMessage(std::span(bytes).first(size), std::move(packet)));
+  return std::optional<KeeperMessage>(std::move(message));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<KeeperClient>> KeeperClient::Connect(
+    Options options, base::EventLoop* loop) {
+  const absl::Time deadline = Now() + options.timeout;
+  std::unique_ptr<KeeperClient> client(
+      new KeeperClient(std::move(options), loop));
+  for (bool is_first = true;; is_first = false) {
+    absl::Status status = client->Open();
+    if (status.ok()) status = client->List(deadline + kAnswerLimit);
+    if (status.ok()) break;
+    client->socket_.Reset();
+    client->items_.clear();
+    // A daemon that has just ended may still be there for a moment.
+    const bool may_pass =
+        absl::IsUnavailable(status) || absl::IsFailedPrecondition(status);
+    if (!may_pass || Now() >= deadline) return status;
+    if (is_first && client->options_.start != nullptr &&
+        absl::IsUnavailable(status)) {
+      client->options_.start();
+    }
+    // Before the loop runs nothing else could happen meanwhile.
+    poll(nullptr, 0, static_cast<int>(absl::ToInt64Milliseconds(kStartPause)));
+  }
+  RETURN_IF_ERROR(client->Watch());
+  return client;
+}
+
+KeeperClient::KeeperClient(Options options, base::EventLoop* loop)
+    : options_(std::move(options)), loop_(loop) {}
+
+KeeperClient::~KeeperClient() {
+  if (socket_) loop_->UnwatchFd(socket_.get());
+  loop_->Cancel(timer_);
+}
+
+absl::Status KeeperClient::Open() {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (options_.path.empty() ||
+      options_.path.size() >= sizeof(address.sun_path)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "socket path ", options_.path, " has ", options_.path.size(),
+        " bytes; use 1 to ", sizeof(address.sun_path) - 1));
+  }
+  std::memcpy(address.sun_path, options_.path.data(), options_.path.size());
+  base::UniqueFd socket(
+      ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!socket) return base::ErrnoStatus(errno, "socket");
+  if (connect(socket.get(), reinterpret_cast<const sockaddr*>(&address),
+              sizeof(address)) < 0) {
+    const int error = errno;
+    const absl::Status status =
+        base::ErrnoStatus(error, absl::StrCat("no keeper at ", options_.path));
+    if (error == ENOENT || error == ECONNREFUSED || error == EAGAIN) {
+      return absl::UnavailableError(status.message());
+    }
+    return status;
+  }
+  socket_ = std::move(socket);
+  return absl::OkStatus();
+}
+
+absl::Status KeeperClient::List(absl::Time deadline) {
+  const absl::Status asked =
+      SendPacket(socket_.get(), ToBytes(KeeperMessageKind::kList), {}).status();
+  // A keeper that refuses before it reads has left its reason.
+  if (!absl::IsUnavailable(asked)) RETURN_IF_ERROR(asked);
+  for (;;) {
+    ASSIGN_OR_RETURN(std::optional<KeeperMessage> message,
+                     Receive(socket_.get()));
+    if (!message.has_value()) {
+      const absl::Duration left = deadline - Now();
+      if (left <= absl::ZeroDuration()) {
+        return absl::DeadlineExceededError(
+            absl::StrCat("the keeper at ", options_.path, " does not answer"));
+      }
+      pollfd poll_fd{socket_.get(), POLLIN, 0};
+      poll(&poll_fd, 1, static_cast<int>(absl::ToInt64Milliseconds(left)) + 1);
+      continue;
+    }
+    if (message->kind == KeeperMessageKind::kListEnd) return absl::OkStatus();
+    if (message->kind == KeeperMessageKind::kRefusal) return message->refusal;
+    if (message->kind != KeeperMessageKind::kItem) {
+      return absl::InternalError("the keeper answers in another protocol");
+    }
+    items_[message->name] = {message->name, std::move(message->note),
+                             std::move(message->fds)};
+  }
+}
+
+absl::Status KeeperClient::Watch() {
+  return loop_->WatchFd(socket_.get(), EPOLLIN,
+                        [this](uint32_t events) { OnSocket(events); });
+}
+
+absl::StatusOr<std::vector<base::Kept>> KeeperClient::Found() const {
+  std::vector<base::Kept> found;
+  for (const auto& [name, item] : items_) {
+    ASSIGN_OR_RETURN(std::vector<base::UniqueFd> copies,
+                     CopiesOf(NumbersOf(item)));
+    found.push_back({item.name, item.note, std::move(copies)});
+  }
+  return found;
+}
+
+absl::Status KeeperClient::Put(std::string_view name, std::string_view note,
+                               std::span<const int> fds) {
+  RETURN_IF_ERROR(CheckKept(name, note, fds.size()));
+  ASSIGN_OR_RETURN(std::vector<base::UniqueFd> copies, CopiesOf(fds));
+  items_[std::string(name)] = {std::string(name), std::string(note),
+                               std::move(copies)};
+  queue_.emplace_back(name);
+  FlushOrLose();
+  return absl::OkStatus();
+}
+
+void KeeperClient::Remove(std::string_view name) {
+  if (items_.erase(std::string(name)) == 0) return;
+  queue_.emplace_back(name);
+  FlushOrLose();
+}
+
+// A name that is there is put, one that is not any more removed: whatever
+// happened since it was queued.
+absl::Status KeeperClient::Flush() {
+  while (!queue_.empty()) {
+    const std::string& name = queue_.front();
+    const auto it = items_.find(name);
+    std::vector<int> fds;
+    std::vector<std::byte> bytes;
+    if (name.empty()) {
+      bytes = ToBytes(KeeperMessageKind::kReset);
+    } else if (it == items_.end()) {
+      bytes = ToBytes(KeeperMessageKind::kRemove, name);
+    } else {
+      bytes = ToBytes(KeeperMessageKind::kPut, name, it->second.note);
+      fds = NumbersOf(it->second);
+    }
+    const auto sent = SendPacket(socket_.get(), bytes, fds);
+    if (absl::IsResourceExhausted(sent.status())) {
+      if (timer_ == 0) {
+        timer_ = loop_->PostAfter(kCrowdedPause, [this] {
+          timer_ = 0;
+          FlushOrLose();
+        });
+      }
+      return absl::OkStatus();
+    }
+    RETURN_IF_ERROR(sent.status());
+    if (*sent == IoResult::kWouldBlock) break;
+    queue_.pop_front();
+  }
+  return loop_->ModifyFd(socket_.get(),
+                         queue_.empty() ? EPOLLIN : EPOLLIN | EPOLLOUT);
+}
+
+void KeeperClient::FlushOrLose() {
+  if (!socket_) return;  // all is told to the next one
+  if (const absl::Status status = Flush(); !status.ok()) Lose(status);
+}
+
+void KeeperClient::OnSocket(uint32_t events) {
+  absl::Status status = ReadSome();
+  if (status.ok() && (events & EPOLLOUT) != 0) status = Flush();
+  if (!status.ok()) Lose(status);
+}
+
+absl::Status KeeperClient::ReadSome() {
+  for (;;) {
+    ASSIGN_OR_RETURN(std::optional<KeeperMessage> message,
+                     Receive(socket_.get()));
+    if (!message.has_value()) return absl::OkStatus();
+    if (message->kind != KeeperMessageKind::kRefusal) {
+      return absl::InternalError("the keeper sent what nobody asked for");
+    }
+    if (message->name.empty()) return message->refusal;
+    if (options_.warn != nullptr) {
+      options_.warn(absl::StrCat("not kept name=", message->name, " reason=\"",
+                                 std::string(message->refusal.message()),
+                                 "\": a restart of the daemon ends its job"));
+    }
+  }
+}
+
+void KeeperClient::Lose(const absl::Status& why) {
+  loop_->UnwatchFd(socket_.get());
+  socket_.Reset();
+  loop_->Cancel(timer_);
+  if (options_.warn != nullptr) {
+    options_.warn(absl::StrCat(
+        "keeper lost path=", options_.path, " reason=\"",
+        std::string(why.message()),
+        "\": until there is another one, a restart of the daemon ends its "
+        "jobs"));
+  }
+  timer_ = loop_->PostAfter(absl::ZeroDuration(), [this] { Retry(); });
+}
+
+void KeeperClient::Retry() {
+  timer_ = 0;
+  absl::Status status = Open();
+  if (status.ok()) status = Watch();
+  if (!status.ok()) {
+    socket_.Reset();
+    if (options_.start != nullptr) options_.start();
+    timer_ = loop_->PostAfter(kRetryPause, [this] { Retry(); });
+    return;
+  }
+  if (options_.warn != nullptr) {
+    options_.warn(absl::StrCat("keeper found path=", options_.path,
+                               " names=", items_.size()));
+  }
+  queue_.assign(1, "");
+  for (const auto& [name, item] : items_) queue_.push_back(name);
+  FlushOrLose();
+}
+
+}  // namespace ballast::ipc

@@ -1,0 +1,81 @@
+// The daemon's side of a keeper (proto/keeper_socket.h): a vault that outlives
+// this process.
+//
+// The client keeps copies of all it has put there: a keeper that dies is
+// replaced, and gets them again. Until then the daemon goes on without one.
+//
+// Threading: control thread only. Put and Remove never block: they queue.
+#ifndef SERVER_IPC_KEEPER_CLIENT_H_
+#define SERVER_IPC_KEEPER_CLIENT_H_
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/container/btree_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "server/base/event_loop.h"
+#include "server/base/unique_fd.h"
+#include "server/base/vault.h"
+
+namespace ballast::ipc {
+
+class KeeperClient final : public base::Vault {
+ public:
+  struct Options {
+    std::string path;
+    // How long to look for a keeper at the start; later every second, for ever.
+    absl::Duration timeout = absl::Seconds(5);
+    // Called while nobody answers: may start one. Null: somebody else does.
+    std::function<void()> start = nullptr;
+    // One line for people: refusals, a keeper that is lost or found again.
+    std::function<void(const std::string&)> warn = nullptr;
+  };
+
+  // Connects and lists what an earlier daemon left; blocks for `timeout` at
+  // most. Unavailable: nobody answers. FailedPrecondition: another daemon is
+  // connected there.
+  static absl::StatusOr<std::unique_ptr<KeeperClient>> Connect(
+      Options options, base::EventLoop* loop);
+  ~KeeperClient() override;
+
+  // Copies of what was there at the start and was not removed since.
+  absl::StatusOr<std::vector<base::Kept>> Found() const;
+  bool is_connected() const { return static_cast<bool>(socket_); }
+  // Everything that was put is on its way to the keeper.
+  bool is_flushed() const { return is_connected() && queue_.empty(); }
+
+  absl::Status Put(std::string_view name, std::string_view note,
+                   std::span<const int> fds) override;
+  void Remove(std::string_view name) override;
+
+ private:
+  KeeperClient(Options options, base::EventLoop* loop);
+
+  absl::Status Open();
+  absl::Status List(absl::Time deadline);
+  absl::Status Watch();
+  void OnSocket(uint32_t events);
+  absl::Status ReadSome();
+  absl::Status Flush();
+  void FlushOrLose();
+  void Lose(const absl::Status& why);
+  void Retry();
+
+  const Options options_;
+  base::EventLoop* const loop_;
+  base::UniqueFd socket_;  // empty: there is no keeper now
+  absl::btree_map<std::string, base::Kept> items_;
+  std::deque<std::string> queue_;  // names to be told of; "": a Reset
+  base::TimerId timer_ = 0;        // until another try
+};
+
+}  // namespace ballast::ipc
+
+#endif  // SERVER_IPC_KEEPER_CLIENT_H_

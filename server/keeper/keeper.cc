@@ -1,0 +1,217 @@
+#include "server/keeper/keeper.h"
+
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstddef>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "server/base/status_macros.h"
+#include "server/ipc/fd_passing.h"
+
+namespace ballast::keeper {
+namespace {
+
+using ipc::IoResult;
+using proto::KeeperMessageKind;
+
+constexpr int kMaxMessagesPerTurn = 64;
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Keeper>> Keeper::Create(Options options,
+                                                       base::EventLoop* loop) {
+  ASSIGN_OR_RETURN(
+      ipc::SocketPath path,
+      ipc::SocketPath::Listen(options.path, SOCK_SEQPACKET, /*mode=*/0600));
+  std::unique_ptr<Keeper> keeper(
+      new Keeper(std::move(options), std::move(path), loop));
+  RETURN_IF_ERROR(
+      loop->WatchFd(keeper->path_.fd(), EPOLLIN,
+                    [k = keeper.get()](uint32_t) { k->OnAcceptable(); }));
+  keeper->ArmLinger();
+  return keeper;
+}
+
+Keeper::Keeper(Options options, ipc::SocketPath path, base::EventLoop* loop)
+    : options_(std::move(options)), path_(std::move(path)), loop_(loop) {}
+
+Keeper::~Keeper() {
+  loop_->UnwatchFd(path_.fd());
+  if (daemon_) loop_->UnwatchFd(daemon_.get());
+  loop_->Cancel(linger_);
+}
+
+void Keeper::ArmLinger() {
+  if (options_.linger == absl::InfiniteDuration()) return;
+  linger_ = loop_->PostAfter(options_.linger, [this] {
+    linger_ = 0;
+    options_.on_idle();
+  });
+}
+
+void Keeper::OnAcceptable() {
+  base::UniqueFd socket(
+      accept4(path_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (socket) Admit(std::move(socket));
+}
+
+// The daemon's end may not have been read yet.
+bool Keeper::IsDaemonGone() const {
+  pollfd poll_fd{daemon_.get(), POLLRDHUP, 0};
+  return poll(&poll_fd, 1, 0) > 0;
+}
+
+void Keeper::Admit(base::UniqueFd socket) {
+  const auto refuse = [&socket](const absl::Status& why) {
+    // Who does not take it in time does without.
+    (void)ipc::SendPacket(socket.get(), ipc::RefusalBytes("", why), {});
+  };
+  ucred peer{};
+  socklen_t size = sizeof(peer);
+  if (getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) < 0 ||
+      (peer.uid != geteuid() && peer.uid != 0)) {
+    return refuse(absl::PermissionDeniedError(
+        absl::StrCat("uid ", peer.uid, " is not this keeper's, ", geteuid())));
+  }
+  if (daemon_ && !IsDaemonGone()) {
+    return refuse(absl::FailedPreconditionError(
+        absl::StrCat("a daemon (pid ", daemon_pid_,
+                     ") is connected to this keeper; stop it first")));
+  }
+  if (daemon_) {
+    // What it sent before its end counts.
+    while (ReadSome().ok()) {
+    }
+    DropDaemon();
+  }
+  if (const absl::Status watched = loop_->WatchFd(
+          socket.get(), EPOLLIN, [this](uint32_t events) { OnDaemon(events); });
+      !watched.ok()) {
+    return refuse(watched);
+  }
+  loop_->Cancel(std::exchange(linger_, 0));
+  daemon_ = std::move(socket);
+  daemon_pid_ = peer.pid;
+}
+
+void Keeper::DropDaemon() {
+  loop_->UnwatchFd(daemon_.get());
+  daemon_.Reset();
+  listing_.reset();
+  if (options_.linger == absl::InfiniteDuration()) return;
+  if (!items_.empty()) return ArmLinger();
+  options_.on_idle();
+}
+
+void Keeper::OnDaemon(uint32_t events) {
+  absl::Status status = ReadSome();
+  if (status.ok() && (events & EPOLLOUT) != 0) status = SendList();
+  if (status.ok()) return;
+  (void)ipc::SendPacket(daemon_.get(), ipc::RefusalBytes("", status), {});
+  DropDaemon();
+}
+
+absl::Status Keeper::ReadSome() {
+  for (int i = 0; i < kMaxMessagesPerTurn; ++i) {
+    std::array<std::byte, ipc::kMaxKeeperMessageBytes> bytes;
+    ipc::Packet packet;
+    ASSIGN_OR_RETURN(const IoResult result,
+                     ipc::ReceivePacket(daemon_.get(), bytes, &packet));
+    if (result == IoResult::kWouldBlock) return absl::OkStatus();
+    if (packet.is_end) return absl::UnavailableError("the daemon has gone");
+    const size_t size = packet.size;
+    ASSIGN_OR_RETURN(ipc::KeeperMessage message,
+                     ipc::ParseKeeperMessage(std::span(bytes).first(size),
+                                             std::move(packet)));
+    RETURN_IF_ERROR(Take(std::move(message)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Keeper::Take(ipc::KeeperMessage message) {
+  switch (message.kind) {
+    case KeeperMessageKind::kList:
+      StartList();
+      return SendList();
+    case KeeperMessageKind::kReset:
+      items_.clear();
+      num_fds_ = 0;
+      return absl::OkStatus();
+    case KeeperMessageKind::kPut:
+      return Put(std::move(message));
+    case KeeperMessageKind::kRemove:
+      Remove(message.name);
+      return absl::OkStatus();
+    default:
+      return absl::InvalidArgumentError(
+          absl::StrCat("message kind ", static_cast<uint32_t>(message.kind),
+                       " is not for a keeper"));
+  }
+}
+
+absl::Status Keeper::Put(ipc::KeeperMessage message) {
+  Remove(message.name);
+  const int more = static_cast<int>(message.fds.size());
+  if (num_fds_ + more > options_.max_fds) {
+    const absl::Status full = absl::ResourceExhaustedError(
+        absl::StrCat("the keeper holds ", num_fds_, " descriptors, of ",
+                     options_.max_fds, " that it may"));
+    return ipc::SendPacket(daemon_.get(), ipc::RefusalBytes(message.name, full),
+                           {})
+        .status();
+  }
+  num_fds_ += more;
+  items_[message.name] = {message.name, std::move(message.note),
+                          std::move(message.fds)};
+  return absl::OkStatus();
+}
+
+void Keeper::Remove(const std::string& name) {
+  const auto it = items_.find(name);
+  if (it == items_.end()) return;
+  num_fds_ -= static_cast<int>(it->second.fds.size());
+  items_.erase(it);
+}
+
+void Keeper::StartList() {
+  listing_.emplace();
+  for (const auto& [name, item] : items_) listing_->push_back(name);
+}
+
+absl::Status Keeper::SendList() {
+  if (!listing_.has_value()) {
+    return loop_->ModifyFd(daemon_.get(), EPOLLIN);
+  }
+  for (;;) {
+    std::vector<std::byte> bytes = ipc::ToBytes(KeeperMessageKind::kListEnd);
+    std::vector<int> fds;
+    if (!listing_->empty()) {
+      const auto it = items_.find(listing_->front());
+      if (it == items_.end()) {  // removed meanwhile
+        listing_->pop_front();
+        continue;
+      }
+      const base::Kept& item = it->second;
+      bytes = ipc::ToBytes(KeeperMessageKind::kItem, item.name, item.note);
+      for (const base::UniqueFd& fd : item.fds) fds.push_back(fd.get());
+    }
+    ASSIGN_OR_RETURN(const IoResult result,
+                     ipc::SendPacket(daemon_.get(), bytes, fds));
+    if (result == IoResult::kWouldBlock) {
+      return loop_->ModifyFd(daemon_.get(), EPOLLIN | EPOLLOUT);
+    }
+    if (listing_->empty()) break;
+    listing_->pop_front();
+  }
+  listing_.reset();
+  return loop_->ModifyFd(daemon_.get(), EPOLLIN);
+}
+
+}  // namespace ballast::keeper

@@ -1,0 +1,357 @@
+// Both ends over a real socket, on one loop.
+#include "server/keeper/keeper.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+#include "proto/keeper_socket.h"
+#include "server/base/clock.h"
+#include "server/base/event_loop.h"
+#include "server/base/segment.h"
+#include "server/base/status_matchers.h"
+#include "server/base/unique_fd.h"
+#include "server/ipc/fd_passing.h"
+#include "server/ipc/keeper_client.h"
+#include "server/ipc/keeper_message.h"
+
+namespace ballast::keeper {
+namespace {
+
+using base::IsOk;
+using ipc::KeeperClient;
+
+// A keeper as a process would be: on a loop and a thread of its own.
+class RunningKeeper {
+ public:
+  explicit RunningKeeper(Keeper::Options options)
+      : loop_(*base::EventLoop::Create(&clock_)) {
+    options.on_idle = [this] {
+      is_idle_ = true;
+      loop_->Stop();
+    };
+    auto keeper = Keeper::Create(std::move(options), loop_.get());
+    EXPECT_THAT(keeper.status(), IsOk());
+    keeper_ = *std::move(keeper);
+    thread_ = std::thread([this] { loop_->Run(); });
+  }
+  ~RunningKeeper() { Stop(); }
+
+  void Stop() {
+    if (!thread_.joinable()) return;
+    loop_->Stop();
+    thread_.join();
+    num_items_ = keeper_->num_items();
+    num_fds_ = keeper_->num_fds();
+    keeper_.reset();
+  }
+  void Join() {
+    thread_.join();
+    keeper_.reset();
+  }
+  int num_items() const { return num_items_; }
+  int num_fds() const { return num_fds_; }
+  bool is_idle() const { return is_idle_; }
+
+ private:
+  base::MonotonicClock clock_;
+  std::unique_ptr<base::EventLoop> loop_;
+  std::unique_ptr<Keeper> keeper_;
+  std::thread thread_;
+  int num_items_ = -1;
+  int num_fds_ = -1;
+  bool is_idle_ = false;
+};
+
+class KeeperTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    char name[] = "/tmp/ballast_test_XXXXXX";
+    ASSERT_NE(mkdtemp(name), nullptr);
+    directory_ = name;
+    options_.path = directory_ + "/keeper.sock";
+    loop_ = *base::EventLoop::Create(&clock_);
+  }
+  void TearDown() override { std::filesystem::remove_all(directory_); }
+
+  void Start() {
+    keeper_ = std::make_unique<RunningKeeper>(std::move(options_));
+    options_ = {};
+    options_.path = directory_ + "/keeper.sock";
+  }
+  absl::StatusOr<std::unique_ptr<KeeperClient>> Connect(
+      absl::Duration timeout = absl::Seconds(20)) {
+    return KeeperClient::Connect(
+        {.path = directory_ + "/keeper.sock",
+         .timeout = timeout,
+         .warn = [this](const std::string& line) { warnings_ += line + "\n"; }},
+        loop_.get());
+  }
+  // Until `done`, or for 20 s.
+  template <typename Done>
+  void RunUntil(const Done& done) {
+    for (int i = 0; i < 2000 && !done(); ++i) {
+      loop_->RunOnce(absl::Milliseconds(10));
+    }
+    EXPECT_TRUE(done());
+  }
+
+  base::MonotonicClock clock_;
+  std::string directory_;
+  Keeper::Options options_;
+  std::unique_ptr<base::EventLoop> loop_;
+  std::unique_ptr<RunningKeeper> keeper_;
+  std::string warnings_;
+};
+
+base::Segment SegmentOf(char value) {
+  auto segment = base::Segment::Create("test", 4096);
+  segment->bytes()[0] = std::byte(value);
+  return *std::move(segment);
+}
+
+char FirstByteOf(base::Kept& item) {
+  auto segment =
+      base::Segment::Map(std::move(item.fds[0]), 4096, base::Access::kReadOnly);
+  return segment.ok() ? static_cast<char>(segment->bytes()[0]) : '?';
+}
+
+TEST_F(KeeperTest, HandsOverToTheNextDaemon) {
+  Start();
+  {
+    auto first = Connect();
+    ASSERT_THAT(first, IsOk());
+    EXPECT_TRUE((*first)->Found()->empty());
+    for (const char name : std::string("abc")) {
+      const base::Segment segment = SegmentOf(name);
+      const int fd = segment.fd();
+      EXPECT_THAT((*first)->Put(std::string(1, name),
+                                absl::StrCat("note of ", std::string(1, name)),
+                                std::span(&fd, 1)),
+                  IsOk());
+    }
+    (*first)->Remove("b");
+    (*first)->Remove("never there");
+    RunUntil([&] { return (*first)->is_flushed(); });
+  }  // killed
+  auto next = Connect();
+  ASSERT_THAT(next, IsOk());
+  auto found = (*next)->Found();
+  ASSERT_THAT(found, IsOk());
+  ASSERT_EQ(found->size(), 2);
+  EXPECT_EQ((*found)[0].name, "a");
+  EXPECT_EQ((*found)[0].note, "note of a");
+  EXPECT_EQ(FirstByteOf((*found)[0]), 'a');
+  EXPECT_EQ((*found)[1].name, "c");
+  EXPECT_EQ(FirstByteOf((*found)[1]), 'c');
+}
+
+TEST_F(KeeperTest, KeepsWhatReplacesAnother) {
+  Start();
+  {
+    auto first = Connect();
+    for (const char value : std::string("xyz")) {
+      const base::Segment segment = SegmentOf(value);
+      const int fds[] = {segment.fd(), segment.fd()};
+      EXPECT_THAT((*first)->Put("same", "", fds), IsOk());
+    }
+    RunUntil([&] { return (*first)->is_flushed(); });
+  }
+  auto next = Connect();
+  auto found = (*next)->Found();
+  ASSERT_EQ(found->size(), 1);
+  EXPECT_EQ((*found)[0].fds.size(), 2);
+  EXPECT_EQ(FirstByteOf((*found)[0]), 'z');
+  keeper_->Stop();
+  EXPECT_EQ(keeper_->num_fds(), 2);
+}
+
+// More than the sockets' buffers hold, both ways.
+TEST_F(KeeperTest, ManyAreHandedOver) {
+  Start();
+  const base::Segment segment = SegmentOf('m');
+  const int fd = segment.fd();
+  constexpr int kMany = 600;
+  {
+    auto first = Connect();
+    for (int i = 0; i < kMany; ++i) {
+      EXPECT_THAT((*first)->Put(absl::StrCat("name-", i),
+                                std::string(3000, 'n'), std::span(&fd, 1)),
+                  IsOk());
+    }
+    RunUntil([&] { return (*first)->is_flushed(); });
+  }
+  auto next = Connect();
+  ASSERT_THAT(next, IsOk());
+  EXPECT_EQ((*next)->Found()->size(), kMany);
+}
+
+TEST_F(KeeperTest, ASecondDaemonIsRefused) {
+  Start();
+  auto first = Connect();
+  ASSERT_THAT(first, IsOk());
+  const auto second = Connect(absl::Milliseconds(100));
+  EXPECT_TRUE(absl::IsFailedPrecondition(second.status())) << second.status();
+  EXPECT_TRUE(absl::StrContains(
+      std::string(second.status().message()),
+      absl::StrCat("a daemon (pid ", getpid(), ") is connected")));
+  first->reset();
+  EXPECT_THAT(Connect(), IsOk());
+}
+
+TEST_F(KeeperTest, ASecondKeeperIsRefused) {
+  Start();
+  options_.on_idle = [] {};
+  const auto second = Keeper::Create(std::move(options_), loop_.get());
+  EXPECT_TRUE(absl::IsFailedPrecondition(second.status())) << second.status();
+}
+
+TEST_F(KeeperTest, NobodyThereIsSaid) {
+  const auto client = Connect(absl::Milliseconds(50));
+  EXPECT_TRUE(absl::IsUnavailable(client.status())) << client.status();
+}
+
+TEST_F(KeeperTest, TooManyAreRefusedAndTold) {
+  options_.max_fds = 2;
+  Start();
+  auto client = Connect();
+  const base::Segment segment = SegmentOf('x');
+  const int fd = segment.fd();
+  for (const char* name : {"a", "b", "c"}) {
+    EXPECT_THAT((*client)->Put(name, "", std::span(&fd, 1)), IsOk());
+  }
+  RunUntil([&] { return !warnings_.empty(); });
+  EXPECT_TRUE(absl::StrContains(warnings_, "not kept name=c")) << warnings_;
+  EXPECT_TRUE((*client)->is_connected());
+}
+
+TEST_F(KeeperTest, BoundsAreChecked) {
+  Start();
+  auto client = Connect();
+  const int fds[] = {0, 0, 0, 0, 0};
+  const auto put = [&](size_t name, size_t note, size_t count) {
+    return (*client)->Put(std::string(name, 'n'), std::string(note, 'n'),
+                          std::span(fds).first(count));
+  };
+  for (const absl::Status& status :
+       {put(0, 0, 1), put(256, 0, 1), put(1, 4097, 1), put(1, 0, 0),
+        put(1, 0, 5)}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  }
+  EXPECT_THAT(put(255, 4096, 4), IsOk());
+}
+
+// The daemon keeps copies: the next keeper has all of it.
+TEST_F(KeeperTest, AKeeperThatDiesIsReplaced) {
+  Start();
+  auto client = Connect();
+  const base::Segment segment = SegmentOf('k');
+  const int fd = segment.fd();
+  EXPECT_THAT((*client)->Put("a", "", std::span(&fd, 1)), IsOk());
+  keeper_.reset();
+  RunUntil([&] { return !(*client)->is_connected(); });
+  EXPECT_THAT((*client)->Put("b", "", std::span(&fd, 1)), IsOk());
+  (*client)->Remove("a");
+  EXPECT_FALSE((*client)->is_flushed());
+  Start();
+  RunUntil([&] { return (*client)->is_flushed(); });
+  client->reset();
+  auto next = Connect();
+  ASSERT_EQ((*next)->Found()->size(), 1);
+  EXPECT_EQ((*next)->Found()->front().name, "b");
+  EXPECT_TRUE(absl::StrContains(warnings_, "keeper lost")) << warnings_;
+}
+
+TEST_F(KeeperTest, EndsOnceADaemonLeftNothing) {
+  options_.linger = absl::Hours(1);
+  Start();
+  Connect()->reset();
+  keeper_->Join();
+  EXPECT_TRUE(keeper_->is_idle());
+}
+
+TEST_F(KeeperTest, EndsWhenNoDaemonComesForLong) {
+  options_.linger = absl::Seconds(1);
+  Start();
+  {
+    auto client = Connect();
+    const base::Segment segment = SegmentOf('l');
+    const int fd = segment.fd();
+    EXPECT_THAT((*client)->Put("a", "", std::span(&fd, 1)), IsOk());
+    RunUntil([&] { return (*client)->is_flushed(); });
+  }
+  keeper_->Join();
+  EXPECT_TRUE(keeper_->is_idle());
+}
+
+// Whatever a peer of the same user sends, the keeper lives on (I26).
+TEST_F(KeeperTest, NonsenseEndsItsConnectionOnly) {
+  Start();
+  {
+    auto client = Connect();
+    const base::Segment segment = SegmentOf('s');
+    const int fd = segment.fd();
+    EXPECT_THAT((*client)->Put("a", "", std::span(&fd, 1)), IsOk());
+    RunUntil([&] { return (*client)->is_flushed(); });
+  }
+  proto::KeeperHeader lying = {.magic = proto::kKeeperMagic,
+                               .version = proto::kKeeperVersion,
+                               .kind = proto::KeeperMessageKind::kPut,
+                               .code = 0,
+                               .name_bytes = 0xffffffff,
+                               .note_bytes = 0xffffffff};
+  proto::KeeperHeader newer = lying;
+  newer.version = 99;
+  newer.name_bytes = newer.note_bytes = 0;
+  proto::KeeperHeader unknown = newer;
+  unknown.version = proto::kKeeperVersion;
+  unknown.kind = static_cast<proto::KeeperMessageKind>(77);
+  const auto bytes_of = [](const proto::KeeperHeader& header) {
+    const auto* begin = reinterpret_cast<const std::byte*>(&header);
+    return std::vector<std::byte>(begin, begin + sizeof(header));
+  };
+  for (const std::vector<std::byte>& bytes :
+       {std::vector<std::byte>(1), std::vector<std::byte>(8000),
+        bytes_of(lying), bytes_of(newer), bytes_of(unknown),
+        // No descriptor, no name.
+        ipc::ToBytes(proto::KeeperMessageKind::kPut, "a"),
+        ipc::ToBytes(proto::KeeperMessageKind::kPut)}) {
+    base::UniqueFd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::strcpy(address.sun_path, (directory_ + "/keeper.sock").c_str());
+    ASSERT_EQ(connect(socket.get(), reinterpret_cast<sockaddr*>(&address),
+                      sizeof(address)),
+              0);
+    ASSERT_EQ(send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(bytes.size()));
+    // A refusal, and the end.
+    std::byte buffer[ipc::kMaxKeeperMessageBytes];
+    pollfd poll_fd{socket.get(), POLLIN, 0};
+    ASSERT_EQ(poll(&poll_fd, 1, 20'000), 1);
+    EXPECT_GT(recv(socket.get(), buffer, sizeof(buffer), 0), 0);
+    ASSERT_EQ(poll(&poll_fd, 1, 20'000), 1);
+    EXPECT_EQ(recv(socket.get(), buffer, sizeof(buffer), 0), 0);
+  }
+  auto next = Connect();
+  ASSERT_THAT(next, IsOk());
+  EXPECT_EQ((*next)->Found()->size(), 1);
+}
+
+}  // namespace
+}  // namespace ballast::keeper
