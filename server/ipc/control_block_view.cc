@@ -204,6 +204,23 @@ void ControlBlockView::StoreRank0Cursor(uint64_t word,
   area->rank0_cursor_word.store(word, std::memory_order_release);
 }
 
+void ControlBlockView::StorePushed(BucketId bucket, uint64_t word) {
+  words(layout_.pushed_offset, bucket.value())
+      ->store(word, std::memory_order_release);
+}
+
+void ControlBlockView::StoreStepInput(
+    uint64_t word, std::span<const proto::GroupValues> groups,
+    std::string_view cursor) {
+  const size_t num_groups = std::min<size_t>(groups.size(), num_groups_);
+  const size_t size = std::min<size_t>(cursor.size(), proto::kMaxCursorBytes);
+  std::memcpy(memory_ + layout_.groups_offset, groups.data(),
+              num_groups * sizeof(proto::GroupValues));
+  std::memcpy(memory_ + layout_.cursor_offset, cursor.data(), size);
+  worker_area()->cursor_bytes = static_cast<uint32_t>(size);
+  worker_area()->step_input.store(word, std::memory_order_release);
+}
+
 void ControlBlockView::StoreConsumed(BucketId bucket, uint64_t word) {
   words(layout_.consumed_offset, bucket.value())
       ->store(word, std::memory_order_release);

@@ -72,6 +72,13 @@ class ControlBlockView {
                               std::string* cursor) const;
 
   // Daemon -> worker; release stores. Wake() afterwards, once for many.
+  // In a fresh block, for the next life of the daemon: what a former worker
+  // gave and this one does not give again. Groups beyond the block's are left
+  // out.
+  void StorePushed(BucketId bucket, uint64_t word);
+  void StoreStepInput(uint64_t word, std::span<const proto::GroupValues> groups,
+                      std::string_view cursor);
+
   void StoreConsumed(BucketId bucket, uint64_t word);
   void StorePublished(BucketId bucket, uint64_t word);
   void StoreHeld(int unit, uint64_t word);

@@ -63,6 +63,10 @@ class FakeNode final : public NodeControl {
 class FakeHost final : public session::JobHost, public session::JobObserver {
  public:
   std::string WaitingFor() const override { return ""; }
+  session::JobMemory MemoryOf(const session::AttachRequest&) override {
+    return {};
+  }
+  void ReleaseMemory(const std::string&) override {}
   absl::StatusOr<session::JobObserver*> StartJob(session::LocalJob*) override {
     return this;
   }
@@ -81,6 +85,7 @@ class FakeHost final : public session::JobHost, public session::JobObserver {
   void OnStepInputRefused(LocalRank, const absl::Status&) override {}
   void OnWanted(LocalRank, int, uint64_t) override {}
   void OnWorkerLost(LocalRank, const absl::Status&) override {}
+  void OnWorkerClosed(LocalRank) override {}
   void OnAllClosed() override {}
 };
 
@@ -92,6 +97,9 @@ class NullLink final : public session::WorkerLink {
     return absl::OkStatus();
   }
   void OnWake() override {}
+  absl::Status Keep(base::Vault*, std::string_view) const override {
+    return absl::OkStatus();
+  }
   void Close(const absl::Status&) override {}
 
  private:

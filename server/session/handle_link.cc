@@ -1,5 +1,8 @@
 #include "server/session/handle_link.h"
 
+#include <array>
+#include <cstdint>
+#include <cstring>
 #include <utility>
 
 #include "server/base/hex.h"
@@ -14,7 +17,46 @@ namespace {
 // For the answer to a call that waited while its job ended.
 constexpr absl::Duration kLastAnswer = absl::Seconds(1);
 
+constexpr uint64_t kMagic = 0x314b5257'4c4c4142;  // BALLWRK1
+
+// Native byte order; other versions have another magic.
+struct Note {
+  uint64_t magic;
+  int32_t pid;
+  uint32_t uid;
+  uint32_t gid;
+  uint32_t reserved;
+  uint64_t incarnation;
+  std::array<uint8_t, 16> key;
+};
+
 }  // namespace
+
+std::string KeptWorker::ToNote() const {
+  const Note note = {.magic = kMagic,
+                     .pid = peer.pid,
+                     .uid = peer.uid,
+                     .gid = peer.gid,
+                     .reserved = 0,
+                     .incarnation = incarnation.value(),
+                     .key = key.bytes};
+  return std::string(reinterpret_cast<const char*>(&note), sizeof(note));
+}
+
+absl::StatusOr<KeptWorker> KeptWorker::FromNote(std::string_view text) {
+  Note note{};
+  if (text.size() == sizeof(note)) {
+    std::memcpy(&note, text.data(), sizeof(note));
+  }
+  if (note.magic != kMagic) {
+    return absl::DataLossError(
+        "what was kept of a worker is of no format "
+        "that this version knows");
+  }
+  return KeptWorker{.peer = {note.pid, note.uid, note.gid},
+                    .key = {note.key},
+                    .incarnation = Incarnation(note.incarnation)};
+}
 
 HandleLink::HandleLink(std::unique_ptr<ipc::WorkerLink> link,
                        Incarnation incarnation, Sessions* sessions,
@@ -49,6 +91,12 @@ absl::Status HandleLink::SendSegment(proto::SegmentKind kind,
   ASSIGN_OR_RETURN(const base::UniqueFd fd, buffer.Export(access));
   has_segments_ = true;
   return link_->SendSegment(kind, fd.get(), buffer.size_bytes());
+}
+
+absl::Status HandleLink::Keep(base::Vault* vault, std::string_view name) const {
+  const KeptWorker worker = {link_->peer(), link_->key(),
+                             identity_.incarnation};
+  return vault->Put(name, worker.ToNote(), link_->fds());
 }
 
 void HandleLink::Close(const absl::Status&) { link_->Close(); }

@@ -8,15 +8,29 @@
 #define SERVER_SESSION_HANDLE_LINK_H_
 
 #include <memory>
+#include <string>
+#include <string_view>
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "server/ipc/worker_link.h"
 #include "server/session/session.h"
 #include "server/session/sessions.h"
 
 namespace ballast::session {
+
+// What a vault's note says of a worker whose handle socket and pidfd it keeps.
+struct KeptWorker {
+  ipc::PeerIdentity peer;
+  ipc::ConnectionKey key;
+  Incarnation incarnation;
+
+  std::string ToNote() const;
+  // DataLoss if it is none, or one of another version.
+  static absl::StatusOr<KeptWorker> FromNote(std::string_view note);
+};
 
 class HandleLink final : public WorkerLink, public ipc::WorkerLinkObserver {
  public:
@@ -35,6 +49,7 @@ class HandleLink final : public WorkerLink, public ipc::WorkerLinkObserver {
   absl::Status SendSegment(proto::SegmentKind kind,
                            const device::SharedBuffer& buffer) override;
   void OnWake() override {}
+  absl::Status Keep(base::Vault* vault, std::string_view name) const override;
   void Close(const absl::Status& why) override;
   // ipc::WorkerLinkObserver
   void OnDoorbell(ipc::WorkerLink* link) override;

@@ -32,15 +32,20 @@ std::string_view Name(JobState state) {
   return "unknown";
 }
 
+std::string WorkerName(LocalRank rank) {
+  return absl::StrCat("worker-", rank.value());
+}
+
 LocalJob::LocalJob(device::Device* device, base::Executor* executor,
                    JobSpec spec, layout::Layout layout, NodeRank node,
-                   uint32_t uid)
+                   uint32_t uid, base::Vault* vault)
     : device_(device),
       executor_(executor),
       spec_(std::move(spec)),
       layout_(std::move(layout)),
       node_(node),
       uid_(uid),
+      vault_(vault),
       consumed_(layout_.buckets().size()),
       published_(layout_.buckets().size()),
       groups_(spec_.groups),
@@ -50,9 +55,9 @@ LocalJob::~LocalJob() = default;
 
 absl::StatusOr<std::unique_ptr<LocalJob>> LocalJob::Create(
     device::Device* device, base::Executor* executor, JobSpec spec,
-    layout::Layout layout, NodeRank node, uint32_t uid) {
+    layout::Layout layout, NodeRank node, uint32_t uid, base::Vault* vault) {
   auto job = std::unique_ptr<LocalJob>(new LocalJob(
-      device, executor, std::move(spec), std::move(layout), node, uid));
+      device, executor, std::move(spec), std::move(layout), node, uid, vault));
   const std::string& name = job->spec_.name;
   ASSIGN_OR_RETURN(const layout::ExchangePolicy policy,
                    layout::ParsePolicy(job->spec_.exchange));
@@ -72,7 +77,7 @@ absl::StatusOr<std::unique_ptr<LocalJob>> LocalJob::Create(
   const int num_units = job->units_.has_value() ? job->units_->size() : 0;
   for (int i = 0; i < job->local_world_size(); ++i) {
     ASSIGN_OR_RETURN(auto slot, Slot::Create(device, &job->layout_, num_groups,
-                                             name, num_units));
+                                             name, LocalRank(i), num_units));
     job->slots_.push_back(std::move(slot));
   }
   job->scratch_.reserve(job->layout_.buckets().size());
@@ -129,6 +134,7 @@ std::optional<EarlyClose> LocalJob::early_close() const {
 
 bool LocalJob::is_over() const {
   if (num_attached() > 0 || !open_.has_value()) return false;
+  if (num_closed() == local_world_size()) return true;
   if (num_closed() == 0 && !closed_elsewhere_.has_value()) return false;
   return !MayBeClosedByReplacements(view(), open_->word());
 }
@@ -183,6 +189,25 @@ void LocalJob::Restore(int64_t optimizer_step,
   }
 }
 
+void LocalJob::TakeOver(Generation generation, Step step, bool is_open) {
+  open_ = OpenStep{generation, step};
+  is_taken_over_ = true;
+  const uint64_t before =
+      proto::SequenceWord(generation.value(), step.value() - 1);
+  std::fill(consumed_.begin(), consumed_.end(), before);
+  std::fill(published_.begin(), published_.end(), before);
+  // Some buckets of a step that is carried out may show its weights already.
+  if (!is_open) return;
+  for (const auto& slot : slots_) {
+    if (!slot->is_occupied()) continue;
+    for (size_t b = 0; b < published_.size(); ++b) {
+      slot->view().StoreConsumed(BucketId(b), before);
+      slot->view().StorePublished(BucketId(b), before);
+    }
+  }
+  WakeLater();
+}
+
 // ---- The engine's port. ----
 
 void LocalJob::Open(Generation generation, Step step) {
@@ -205,11 +230,21 @@ void LocalJob::Open(Generation generation, Step step) {
   }
   StorePendingAbort();
   WakeLater();
-  for (int i = 0; i < local_world_size(); ++i) AnswerBegin(LocalRank(i));
+  // What an earlier life took is not known before the words are looked at.
+  const bool with_gone = std::exchange(is_taken_over_, false);
+  if (!with_gone) AnswerBegins();
   // What was pushed before this opened rang its doorbell already.
   for (int i = 0; i < local_world_size(); ++i) {
-    if (slots_[i]->is_occupied()) ScanSlot(LocalRank(i));
+    const Slot& slot = *slots_[i];
+    if (slot.is_occupied() || (with_gone && slot.was_occupied())) {
+      ScanSlot(LocalRank(i));
+    }
   }
+  if (with_gone) AnswerBegins();
+}
+
+void LocalJob::AnswerBegins() {
+  for (int i = 0; i < local_world_size(); ++i) AnswerBegin(LocalRank(i));
 }
 
 void LocalJob::Consumed(BucketId bucket, Generation generation, Step step) {
@@ -240,9 +275,10 @@ void LocalJob::Committed(const ipc::StepReport& report,
     slot->CommitInput(word);
     if (slot->is_occupied()) slot->view().StoreRank0Cursor(word, rank0_cursor);
   }
-  // All ranks agree on the groups, so the first slot speaks for all.
+  // All ranks agree on the groups, so the first slot speaks for all; where an
+  // earlier life took the input, Restore has told them.
   const std::vector<proto::GroupValues>& values = slots_[0]->groups();
-  for (size_t i = 0; i < groups_.size(); ++i) {
+  for (size_t i = 0; slots_[0]->HasInput(word) && i < groups_.size(); ++i) {
     groups_[i] = FromValues(values[i]);
   }
   Finished(report);
@@ -289,6 +325,11 @@ absl::StatusOr<AttachReply> LocalJob::Attach(LocalRank rank, WorkerLink* link,
     return absl::FailedPreconditionError(absl::StrCat(
         "job ", base::Quoted(spec_.name), " has failed: ", last_failure_));
   }
+  if (is_taken_over_) {
+    // What the rank's last worker gave was not looked at yet.
+    return absl::UnavailableError(absl::StrCat(
+        "job ", base::Quoted(spec_.name), " is just taken over: try again"));
+  }
   if (slot.state() == SlotState::kClosed) {
     return absl::FailedPreconditionError(absl::StrCat(
         "rank ", global, " has closed job ", base::Quoted(spec_.name), "; ",
@@ -310,7 +351,11 @@ absl::StatusOr<AttachReply> LocalJob::Attach(LocalRank rank, WorkerLink* link,
   }
   RETURN_IF_ERROR(slot.Occupy(link, open_.has_value() ? open_->word() : 0));
   if (has_begun()) StoreState(slot);
-  if (absl::Status status = SendSegments(rank, needs_initial); !status.ok()) {
+  absl::Status status = SendSegments(rank, needs_initial);
+  if (status.ok() && vault_ != nullptr) {
+    status = link->Keep(vault_, WorkerName(rank));
+  }
+  if (!status.ok()) {
     slot.Vacate(/*was_lost=*/false);
     return status;
   }
@@ -328,12 +373,20 @@ absl::Status LocalJob::SendSegments(LocalRank rank, bool needs_initial) {
       link->SendSegment(proto::SegmentKind::kGradients, *slot.gradients()));
   RETURN_IF_ERROR(link->SendSegment(proto::SegmentKind::kWeights, *weights_));
   if (!needs_initial) return absl::OkStatus();
-  ASSIGN_OR_RETURN(auto initial, device_->AllocateShared(
-                                     weights_->size_bytes(),
-                                     absl::StrCat(spec_.name, "-initial")));
+  const std::string label = absl::StrCat(spec_.name, "-initial");
+  ASSIGN_OR_RETURN(auto initial,
+                   device_->AllocateShared(weights_->size_bytes(), label));
+  // Only until Begin, and a job that has not begun is not kept.
+  if (vault_ != nullptr) vault_->Remove(label);
   RETURN_IF_ERROR(link->SendSegment(proto::SegmentKind::kInitial, *initial));
   slot.set_initial(std::move(initial));
   return absl::OkStatus();
+}
+
+void LocalJob::Adopt(LocalRank rank, WorkerLink* link, bool is_closed) {
+  Slot& slot = *slots_[rank.value()];
+  if (link != nullptr) slot.Adopt(link);
+  if (is_closed) slot.Close();
 }
 
 void LocalJob::StoreState(Slot& slot) {
@@ -376,7 +429,9 @@ void LocalJob::Begin(LocalRank rank, BeginDone done) {
 void LocalJob::AnswerBegin(LocalRank rank) {
   Slot& slot = *slots_[rank.value()];
   if (!slot.begin_done || !open_.has_value()) return;
-  if (pending_abort_.has_value()) return;  // the next Open answers
+  if (pending_abort_.has_value() || is_taken_over_) {
+    return;  // the next Open answers
+  }
   BeginReply reply;
   reply.generation = open_->generation;
   reply.open_step = open_->step;
@@ -406,7 +461,10 @@ void LocalJob::OnDoorbell(LocalRank rank) {
 }
 
 void LocalJob::ScanSlot(LocalRank rank) {
-  if (is_failed_ || !open_.has_value() || pending_abort_.has_value()) return;
+  if (is_failed_ || !open_.has_value() || pending_abort_.has_value() ||
+      is_taken_over_) {
+    return;  // the next Open looks
+  }
   Slot& slot = *slots_[rank.value()];
   // `pushed` words first: a worker stores its step input before the last of
   // them, so whoever has seen that one also finds the input.
@@ -515,6 +573,7 @@ void LocalJob::OnLinkGone(LocalRank rank, const absl::Status& why) {
   const bool was_closed = slot.state() == SlotState::kClosed;
   DropWanted(rank);
   slot.Vacate(/*was_lost=*/!absl::IsCancelled(why));
+  if (vault_ != nullptr) vault_->Remove(WorkerName(rank));
   if (!was_closed && !is_failed_ && observer_ != nullptr) {
     observer_->OnWorkerLost(rank, why);
   }
@@ -528,6 +587,7 @@ void LocalJob::Close(LocalRank rank) {
   CancelBegin(rank, absl::CancelledError("the worker closed the job"));
   DropWanted(rank);
   slot.Close();
+  observer_->OnWorkerClosed(rank);
   for (int i = 0; i < local_world_size(); ++i) TellIfHopeless(LocalRank(i));
   if (num_closed() == local_world_size()) observer_->OnAllClosed();
 }

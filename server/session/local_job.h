@@ -31,6 +31,7 @@
 #include "proto/control_block.h"
 #include "server/base/executor.h"
 #include "server/base/ids.h"
+#include "server/base/vault.h"
 #include "server/device/device.h"
 #include "server/ipc/control_block_view.h"
 #include "server/layout/gather_units.h"
@@ -54,13 +55,19 @@ enum class JobState {
 };
 std::string_view Name(JobState state);
 
+// What the vault calls a worker of a job.
+std::string WorkerName(LocalRank rank);
+
 class LocalJob {
  public:
-  // Allocates the segments (zeroed). `spec` and `layout` were checked. Wakes
-  // are posted to `executor`, one per turn: many stores, one system call.
+  // Allocates the segments (zeroed; where the device adopts them, TakeOver
+  // follows). `spec` and `layout` were checked. Wakes are posted to `executor`,
+  // one per turn: many stores, one system call. `vault`: where workers are
+  // left for the next daemon; null: nowhere.
   static absl::StatusOr<std::unique_ptr<LocalJob>> Create(
       device::Device* device, base::Executor* executor, JobSpec spec,
-      layout::Layout layout, NodeRank node, uint32_t uid = 0);
+      layout::Layout layout, NodeRank node, uint32_t uid = 0,
+      base::Vault* vault = nullptr);
   ~LocalJob();
 
   void set_observer(JobObserver* observer) { observer_ = observer; }
@@ -84,6 +91,11 @@ class LocalJob {
   void Restore(int64_t optimizer_step,
                std::vector<kernels::HyperParameters> groups,
                std::vector<std::string> cursors, std::string rank0_cursor);
+  // The job ran when the last daemon ended: before its first Open here. `step`
+  // is the one whose commit is carried out next, or the open one; weights of
+  // the version before it are published. What its control blocks say of later
+  // steps stays. is_open: it is the open one.
+  void TakeOver(Generation generation, Step step, bool is_open);
   // Null: all weights are resident. Otherwise the segment is sparse.
   const layout::GatherUnits* units() const {
     return units_.has_value() ? &*units_ : nullptr;
@@ -118,6 +130,9 @@ class LocalJob {
   // (slot closed, job failed). Sends the segments over `link`.
   absl::StatusOr<AttachReply> Attach(LocalRank rank, WorkerLink* link,
                                      bool has_initial_values);
+  // A worker of the last daemon that lives on, or has closed the job (then
+  // maybe without a link): before TakeOver.
+  void Adopt(LocalRank rank, WorkerLink* link, bool is_closed);
   // Rank 0's initial values are taken from its segment here, once.
   void Begin(LocalRank rank, BeginDone done);
   // Answers a Begin that still waits with `status`; false if none does.
@@ -170,7 +185,8 @@ class LocalJob {
   };
 
   LocalJob(device::Device* device, base::Executor* executor, JobSpec spec,
-           layout::Layout layout, NodeRank node, uint32_t uid);
+           layout::Layout layout, NodeRank node, uint32_t uid,
+           base::Vault* vault);
   SlotsView view() const { return {slots_, RankOf(LocalRank(0))}; }
   absl::Status SendSegments(LocalRank rank, bool needs_initial);
   void StoreState(Slot& slot);
@@ -179,6 +195,7 @@ class LocalJob {
   void TakeWanted(LocalRank rank);
   void DropWanted(LocalRank rank);
   void AnswerBegin(LocalRank rank);
+  void AnswerBegins();
   void StorePendingAbort();
   void TellIfHopeless(LocalRank rank);
   void WakeLater();
@@ -190,6 +207,7 @@ class LocalJob {
   const layout::Layout layout_;
   const NodeRank node_;
   const uint32_t uid_;
+  base::Vault* const vault_;  // null: none
   JobObserver* observer_ = nullptr;
   std::vector<std::unique_ptr<Slot>> slots_;
   std::optional<layout::GatherUnits> units_;
@@ -211,6 +229,9 @@ class LocalJob {
   std::vector<kernels::HyperParameters> groups_;  // last committed
   std::vector<BucketId> scratch_;                 // of one scan
   std::vector<int> scratch_units_;
+  // Until the first Open, which looks at what all workers, also those that are
+  // gone, left in their control blocks: nothing is looked at.
+  bool is_taken_over_ = false;
   bool is_failed_ = false;
   bool is_wake_posted_ = false;
   std::string last_failure_;

@@ -1,7 +1,11 @@
 #include "server/session/local_job.h"
 
+#include <fcntl.h>
+
 #include <cmath>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,7 +14,9 @@
 #include "gtest/gtest.h"
 #include "server/base/sim_executor.h"
 #include "server/base/status_matchers.h"
+#include "server/base/vault.h"
 #include "server/device/host/host_device.h"
+#include "server/device/kept_device.h"
 #include "server/session/session_testing.h"
 
 namespace ballast::session {
@@ -272,6 +278,166 @@ TEST_F(LocalJobTest, ReplacementIsToldWhatItsFormerWorkerHandedOver) {
   ASSERT_THAT(begin, IsOk());
   EXPECT_THAT(begin->pushed_buckets, IsEmpty());
   EXPECT_EQ(begin->step_cursor, std::nullopt);
+}
+
+// A vault in this process.
+class MapVault final : public base::Vault {
+ public:
+  absl::Status Put(std::string_view name, std::string_view note,
+                   std::span<const int> fds) override {
+    base::Kept kept{std::string(name), std::string(note), {}};
+    for (const int fd : fds) {
+      kept.fds.emplace_back(fcntl(fd, F_DUPFD_CLOEXEC, 0));
+    }
+    items[kept.name] = std::move(kept);
+    return absl::OkStatus();
+  }
+  void Remove(std::string_view name) override {
+    items.erase(std::string(name));
+  }
+  device::KeptDevice::Found Memory() {
+    device::KeptDevice::Found found;
+    for (auto& [name, kept] : items) {
+      if (name.find("worker") == 0) continue;
+      found[name].Reset(fcntl(kept.fds[0].get(), F_DUPFD_CLOEXEC, 0));
+    }
+    return found;
+  }
+  std::map<std::string, base::Kept> items;
+};
+
+// The job in two lives of the daemon; the workers live on.
+class TakenOverJobTest : public LocalJobTest {
+ protected:
+  TakenOverJobTest() {
+    device_a_.emplace(&device_, &vault_);
+    Make(&*device_a_);
+    Start();
+  }
+
+  void Make(device::Device* device) {
+    AttachRequest request = SmallRequest("job", 0, kWorkers);
+    layout::Options options;
+    options.bucket_bytes = request.job.bucket_bytes;
+    auto layout =
+        layout::Layout::Create(request.job.tensors, {1, kWorkers}, 1, options);
+    auto job = LocalJob::Create(device, &executor_, request.job,
+                                *std::move(layout), NodeRank(0), 0, &vault_);
+    ASSERT_THAT(job, IsOk());
+    job_ = *std::move(job);
+    job_->set_observer(&observer_);
+  }
+
+  // The workers in `with` are still there; rank 1 has closed if `closed`.
+  void Restart(std::vector<int> with, Step step, bool is_open,
+               bool closed = false) {
+    job_.reset();
+    observer_ = FakeObserver();
+    device_b_.emplace(&device_, &vault_, vault_.Memory());
+    Make(&*device_b_);
+    for (const int rank : with) {
+      job_->Adopt(LocalRank(rank), links_[rank].get(), closed && rank == 1);
+    }
+    job_->Restore(7, job_->spec().groups, {"cursor 0", "cursor 1"}, "cursor 0");
+    job_->TakeOver(Generation(1), step, is_open);
+  }
+
+  MapVault vault_;
+  std::optional<device::KeptDevice> device_a_;
+  std::optional<device::KeptDevice> device_b_;
+};
+
+TEST_F(TakenOverJobTest, WhatWasPushedMeanwhileCountsOnce) {  // I19
+  const uint64_t word = proto::SequenceWord(1, 1);
+  Push(0, 0, word);
+  processes_[1].pushed(2)->store(word);  // nobody looked
+  processes_[1].StoreInput(word, 0.5, "data");
+  Restart({0, 1}, Step(1), /*is_open=*/true);
+  // Nobody takes anything before the engine is there.
+  job_->OnDoorbell(LocalRank(0));
+  EXPECT_THAT(observer_.pushes, IsEmpty());
+  FakeProcess process;
+  FakeLink link(&process, 300);
+  EXPECT_THAT(job_->Attach(LocalRank(1), &link, false).status(),
+              StatusIs(absl::StatusCode::kUnavailable, "try again"));
+  job_->Open(Generation(1), Step(1));
+  EXPECT_THAT(observer_.pushes, ElementsAre(Pushed{0, 0}, Pushed{1, 2}));
+  EXPECT_EQ(observer_.inputs.size(), 1);
+  job_->OnDoorbell(LocalRank(0));
+  EXPECT_EQ(observer_.pushes.size(), 2);
+  EXPECT_EQ(job_->state(), JobState::kRunning);
+}
+
+TEST_F(TakenOverJobTest, WhatAWorkerGaveThatIsGoneCountsToo) {  // I20
+  Push(1, 1, proto::SequenceWord(1, 1));
+  Restart({0}, Step(1), /*is_open=*/true);
+  job_->Open(Generation(1), Step(1));
+  EXPECT_THAT(observer_.pushes, ElementsAre(Pushed{1, 1}));
+  EXPECT_EQ(job_->state(), JobState::kWaiting);
+  // Its replacement is told.
+  FakeProcess process;
+  FakeLink link(&process, 300);
+  EXPECT_THAT(job_->Attach(LocalRank(1), &link, false), IsOk());
+  Begin(1);
+  ASSERT_THAT(replies_[1], IsOk());
+  EXPECT_THAT(replies_[1]->pushed_buckets, ElementsAre(1));
+  EXPECT_EQ(replies_[1]->cursor, "cursor 1");
+  EXPECT_EQ(replies_[1]->optimizer_step, 7);
+}
+
+// A commit that is carried out: words only grow (I2).
+TEST_F(TakenOverJobTest, WhatIsPublishedStaysPublished) {
+  const uint64_t one = proto::SequenceWord(1, 1);
+  processes_[0].published(0)->store(one);  // by the life before, in step 1
+  Restart({0, 1}, Step(1), /*is_open=*/false);
+  EXPECT_EQ(processes_[0].published(0)->load(), one);
+  EXPECT_EQ(processes_[0].published(1)->load(), proto::SequenceWord(1, 0));
+  job_->Open(Generation(1), Step(2));
+  for (int b = 0; b < 3; ++b) {
+    job_->Published(BucketId(b), Generation(1), Step(1));
+  }
+  EXPECT_EQ(processes_[1].published(2)->load(), one);
+  // One that is open shows all of the version before it.
+  Restart({0, 1}, Step(2), /*is_open=*/true);
+  EXPECT_EQ(processes_[1].published(1)->load(), one);
+  EXPECT_EQ(processes_[1].consumed(1)->load(), one);
+}
+
+// A worker is lost, its replacement comes, and then the daemon goes: the
+// former's pushes and input are still there.
+TEST_F(TakenOverJobTest, WhatAFormerWorkerGaveOutlivesItsReplacement) {  // I20
+  const uint64_t word = proto::SequenceWord(1, 1);
+  processes_[1].StoreInput(word, 0.25, "at 1");
+  Push(1, 0, word);
+  Push(1, 2, word);
+  job_->OnLinkGone(LocalRank(1), absl::UnavailableError("died"));
+  links_[1] = std::make_unique<FakeLink>(&processes_[1], 300);
+  EXPECT_THAT(Attach(1), IsOk());
+  Restart({0, 1}, Step(1), /*is_open=*/true);
+  Begin(1);
+  job_->Open(Generation(1), Step(1));
+  EXPECT_THAT(observer_.pushes, ElementsAre(Pushed{1, 0}, Pushed{1, 2}));
+  ASSERT_EQ(observer_.inputs.size(), 1);
+  EXPECT_EQ(observer_.inputs[0].second, "at 1");
+  ASSERT_THAT(replies_[1], IsOk());
+  EXPECT_THAT(replies_[1]->pushed_buckets, ElementsAre(0, 2));
+  EXPECT_EQ(replies_[1]->step_cursor, "at 1");
+}
+
+TEST_F(TakenOverJobTest, AClosedRankStaysClosed) {
+  Restart({0, 1}, Step(1), /*is_open=*/true, /*closed=*/true);
+  job_->Open(Generation(1), Step(1));
+  EXPECT_EQ(job_->num_closed(), 1);
+  EXPECT_EQ(job_->state(), JobState::kClosing);
+}
+
+TEST_F(TakenOverJobTest, AWorkerThatLeavesIsNotKept) {
+  EXPECT_FALSE(vault_.items.contains("job-initial"));
+  EXPECT_TRUE(vault_.items.contains("worker-1"));
+  EXPECT_EQ(vault_.items["worker-1"].note, "101");
+  job_->OnLinkGone(LocalRank(1), absl::UnavailableError("died"));
+  EXPECT_FALSE(vault_.items.contains("worker-1"));
+  EXPECT_TRUE(vault_.items.contains("worker-0"));
 }
 
 TEST_F(LocalJobTest, AnAbortIsToldTogetherWithTheNewGeneration) {

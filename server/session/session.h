@@ -18,11 +18,13 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "absl/status/status.h"
 #include "proto/control_block.h"
 #include "proto/handle_socket.h"
 #include "server/base/ids.h"
+#include "server/base/vault.h"
 #include "server/device/device.h"
 
 namespace ballast::session {
@@ -53,6 +55,9 @@ class WorkerLink {
   // The control block changed and its futex was woken: nothing to do for a
   // real worker; a simulated one looks now.
   virtual void OnWake() = 0;
+  // Leaves in the vault what the next daemon needs to speak to this worker.
+  virtual absl::Status Keep(base::Vault* vault,
+                            std::string_view name) const = 0;
   // Ends the lease; the link is deleted afterwards.
   virtual void Close(const absl::Status& why) = 0;
 };
@@ -75,6 +80,7 @@ class JobObserver {
   // `request`; control_block.h), or not any more.
   virtual void OnWanted(LocalRank rank, int unit, uint64_t request) = 0;
   virtual void OnWorkerLost(LocalRank rank, const absl::Status& why) = 0;
+  virtual void OnWorkerClosed(LocalRank rank) = 0;
   virtual void OnAllClosed() = 0;
   // Whom or what the job waits for, in words; empty if for nobody.
   virtual std::string WaitingFor() const = 0;

@@ -13,10 +13,12 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "proto/control_block.h"
 #include "proto/handle_socket.h"
 #include "server/base/ids.h"
 #include "server/base/segment.h"
+#include "server/base/vault.h"
 #include "server/device/device.h"
 #include "server/session/job_spec.h"
 #include "server/session/session.h"
@@ -97,6 +99,11 @@ class FakeLink final : public WorkerLink {
     return absl::OkStatus();
   }
   void OnWake() override { ++process_->wakes; }
+  absl::Status Keep(base::Vault* vault, std::string_view name) const override {
+    const int fd =
+        process_->segments.at(proto::SegmentKind::kControlBlock).fd();
+    return vault->Put(name, absl::StrCat(identity_.pid), std::span(&fd, 1));
+  }
   void Close(const absl::Status& why) override {
     process_->is_closed = true;
     process_->closed = why;
@@ -120,6 +127,7 @@ struct FakeObserver : JobObserver {
   std::vector<std::pair<int, std::string>> inputs;  // rank, cursor
   std::vector<absl::Status> refusals;
   std::vector<int> lost;
+  std::vector<int> closed;
   int all_ready = 0;
   int all_closed = 0;
 
@@ -147,11 +155,18 @@ struct FakeObserver : JobObserver {
   void OnWorkerLost(LocalRank rank, const absl::Status&) override {
     lost.push_back(rank.value());
   }
+  void OnWorkerClosed(LocalRank rank) override {
+    closed.push_back(rank.value());
+  }
   void OnAllClosed() override { ++all_closed; }
 };
 
 class FakeHost final : public JobHost {
  public:
+  JobMemory MemoryOf(const AttachRequest&) override { return memory; }
+  void ReleaseMemory(const std::string& job) override {
+    released.push_back(job);
+  }
   absl::StatusOr<JobObserver*> StartJob(LocalJob* job) override {
     if (!refusal.ok()) return refusal;
     return &observers[job->spec().name];
@@ -166,6 +181,8 @@ class FakeHost final : public JobHost {
     std::move(done)(stored);
   }
 
+  JobMemory memory;
+  std::vector<std::string> released;
   absl::Status refusal = absl::OkStatus();
   std::optional<StoredJob> stored;
   std::map<std::string, FakeObserver> observers;

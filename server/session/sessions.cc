@@ -166,7 +166,8 @@ absl::StatusOr<AttachReply> Sessions::Attach(const Key& key,
         " is held or stored here, and resume=\"must\" starts none"));
   }
   ASSIGN_OR_RETURN(Job * job,
-                   CreateJob(request, connection->link->identity().uid));
+                   CreateJob(request, connection->link->identity().uid,
+                             options_.chunk_bytes));
   auto reply = AttachTo(job, key, connection, request);
   if (!reply.ok()) End(job, reply.status());
   return reply;
@@ -209,8 +210,42 @@ absl::StatusOr<AttachReply> Sessions::AttachTo(Job* job, const Key& key,
   return reply;
 }
 
+absl::StatusOr<LocalJob*> Sessions::TakeOver(const TakenOver& taken) {
+  const AttachRequest& request = taken.request;
+  RETURN_IF_ERROR(
+      CheckRequest(request, options_.limits, options_.allow_many_nodes));
+  const std::string& name = request.job.name;
+  if (static_cast<int>(taken.workers.size()) !=
+          request.placement.local_world_size ||
+      jobs_.contains(name)) {
+    return absl::DataLossError(
+        absl::StrCat("job ", base::Quoted(name), " was kept twice, or with ",
+                     taken.workers.size(), " of ",
+                     request.placement.local_world_size, " workers"));
+  }
+  ASSIGN_OR_RETURN(Job * job, CreateJob(request, taken.uid, taken.chunk_bytes));
+  executor_->Cancel(std::exchange(job->timer, 0));
+  for (size_t i = 0; i < taken.workers.size(); ++i) {
+    const LocalRank rank(static_cast<int>(i));
+    const auto it = connections_.find(taken.workers[i].key);
+    Connection* const connection =
+        it == connections_.end() ? nullptr : it->second.get();
+    WorkerLink* link = nullptr;
+    if (connection != nullptr && connection->job == nullptr) {
+      idle_.Remove(it->first);
+      connection->job = job;
+      connection->rank = rank;
+      link = connection->link.get();
+    }
+    job->local->Adopt(rank, link, taken.workers[i].is_closed);
+  }
+  if (job->local->num_missing() > 0) ArmHold(job);
+  return job->local.get();
+}
+
 absl::StatusOr<Sessions::Job*> Sessions::CreateJob(const AttachRequest& request,
-                                                   uint32_t uid) {
+                                                   uint32_t uid,
+                                                   uint64_t chunk_bytes) {
   const std::string& name = request.job.name;
   if (static_cast<int>(jobs_.size()) >= options_.limits.max_jobs) {
     return absl::ResourceExhaustedError(absl::StrCat(
@@ -221,27 +256,43 @@ absl::StatusOr<Sessions::Job*> Sessions::CreateJob(const AttachRequest& request,
   RETURN_IF_ERROR(CheckRoom(
       limits, bytes(),
       LeastBytes(request.job, request.placement.local_world_size), name));
-  ASSIGN_OR_RETURN(
-      layout::Layout layout,
-      MakeLayout(request, options_.chunk_bytes, limits.max_tensors));
+  ASSIGN_OR_RETURN(layout::Layout layout,
+                   MakeLayout(request, chunk_bytes, limits.max_tensors));
   auto job = std::make_unique<Job>();
   job->uid = uid;
   job->need =
       EstimateMemory(request.job, layout, request.placement.node_rank,
                      options_.compute_threads, options_.keeps_snapshots);
   RETURN_IF_ERROR(CheckRoom(limits, bytes(), job->need.total(), name));
-  ASSIGN_OR_RETURN(
-      job->local,
-      LocalJob::Create(device_, executor_, request.job, std::move(layout),
-                       request.placement.node_rank, uid));
-  ASSIGN_OR_RETURN(JobObserver * observer, host_->StartJob(job->local.get()));
-  job->local->set_observer(observer);
+  RETURN_IF_ERROR(StartJob(request, std::move(layout), job.get()));
   Job* const result = job.get();
   jobs_[name] = std::move(job);
   ArmTimer(result, options_.join_timeout);
   Log("job started job=", name, " world_size=", request.placement.world_size,
       " bytes=", result->need.total());
   return result;
+}
+
+absl::Status Sessions::StartJob(const AttachRequest& request,
+                                layout::Layout layout, Job* job) {
+  const JobMemory memory = host_->MemoryOf(request);
+  auto local =
+      LocalJob::Create(memory.device != nullptr ? memory.device : device_,
+                       executor_, request.job, std::move(layout),
+                       request.placement.node_rank, job->uid, memory.vault);
+  absl::StatusOr<JobObserver*> observer = nullptr;
+  if (local.ok()) {
+    observer = host_->StartJob(local->get());
+  } else {
+    observer = local.status();
+  }
+  if (!observer.ok()) {
+    host_->ReleaseMemory(request.job.name);
+    return observer.status();
+  }
+  job->local = *std::move(local);
+  job->local->set_observer(*observer);
+  return absl::OkStatus();
 }
 
 // ---- The other calls. ----
@@ -322,7 +373,11 @@ void Sessions::Leave(Connection* connection, const absl::Status& why) {
   local.OnLinkGone(connection->rank, why);
   EndIfAbandoned(job, why);
   if (job->is_ending || !local.has_begun() || local.num_missing() == 0) return;
-  const absl::Duration hold = local.spec().hold;
+  ArmHold(job);
+}
+
+void Sessions::ArmHold(Job* job) {
+  const absl::Duration hold = job->local->spec().hold;
   ArmTimer(job, hold > absl::ZeroDuration() ? hold : options_.default_hold);
 }
 

@@ -38,10 +38,22 @@ using StoredDone =
 // `reply` is valid during the call only.
 using AttachDone = absl::AnyInvocable<void(absl::StatusOr<AttachReply>) &&>;
 
+// Of a job that is to outlive the daemon: where its memory comes from and its
+// workers are left for the next one. Both outlive the job. Null: the memory is
+// the sessions' device's, and nothing is kept.
+struct JobMemory {
+  device::Device* device = nullptr;
+  base::Vault* vault = nullptr;
+};
+
 // Who computes for the jobs: the daemon, or a simulation.
 class JobHost {
  public:
   virtual ~JobHost() = default;
+  // For a job that is about to be made; StartJob follows, or if there is no
+  // room for it ReleaseMemory.
+  virtual JobMemory MemoryOf(const AttachRequest& request) = 0;
+  virtual void ReleaseMemory(const std::string& job) = 0;
   // The first worker of `job` is here; allocates state and engine. The
   // observer lives until EndJob's `done`. An error refuses the attach.
   virtual absl::StatusOr<JobObserver*> StartJob(LocalJob* job) = 0;
@@ -84,6 +96,18 @@ class Sessions {
   Sessions(const Sessions&) = delete;
   Sessions& operator=(const Sessions&) = delete;
 
+  // A job that ran when the last daemon ended.
+  struct TakenOver {
+    AttachRequest request;  // of any of its ranks
+    uint32_t uid = 0;
+    uint64_t chunk_bytes = 0;
+    struct Worker {
+      Key key;  // of a connection that is here; empty: it is gone
+      bool is_closed = false;
+    };
+    std::vector<Worker> workers;  // by local rank
+  };
+
   // ---- Connections (handle socket). ----
   struct Connection;
   // The result lives as long as the link: for doorbells, without a look-up.
@@ -105,6 +129,9 @@ class Sessions {
   absl::StatusOr<LocalJob*> JobOf(const Key& key);
 
   // ---- The daemon's side. ----
+  // The job is made anew around the memory that was kept. Its observer has to
+  // open it. An error, for whatever its workers are told, is the job's end.
+  absl::StatusOr<LocalJob*> TakeOver(const TakenOver& job);
   // Ends one job with a reason that its workers are told.
   void FailJob(LocalJob* job, const absl::Status& why);
   // New connections' attaches are refused with `why` from now on.
@@ -150,7 +177,11 @@ class Sessions {
   absl::StatusOr<AttachReply> AttachTo(Job* job, const Key& key,
                                        Connection* connection,
                                        const AttachRequest& request);
-  absl::StatusOr<Job*> CreateJob(const AttachRequest& request, uint32_t uid);
+  absl::StatusOr<Job*> CreateJob(const AttachRequest& request, uint32_t uid,
+                                 uint64_t chunk_bytes);
+  absl::Status StartJob(const AttachRequest& request, layout::Layout layout,
+                        Job* job);
+  void ArmHold(Job* job);
   void OnBeginTimer(const Key& key);
   void OnIdleTooLong(const Key& key, const absl::Status& why);
   void Leave(Connection* connection, const absl::Status& why);

@@ -23,28 +23,34 @@ std::string_view Name(SlotState state) {
   return "unknown";
 }
 
-absl::StatusOr<std::unique_ptr<Slot>> Slot::Create(device::Device* device,
-                                                   const layout::Layout* layout,
-                                                   int num_groups,
-                                                   std::string_view job,
-                                                   int num_units) {
+absl::StatusOr<std::unique_ptr<Slot>> Slot::Create(
+    device::Device* device, const layout::Layout* layout, int num_groups,
+    std::string_view job, LocalRank rank, int num_units) {
   auto slot = std::unique_ptr<Slot>(new Slot(layout));
   const int num_buckets = static_cast<int>(layout->buckets().size());
   ASSIGN_OR_RETURN(
       slot->control_,
       device->AllocateShared(
           ipc::ControlBlockView::SizeBytes(num_buckets, num_groups, num_units),
-          absl::StrCat(std::string(job), "-control")));
+          absl::StrCat(std::string(job), "-control-", rank.value())));
   ASSIGN_OR_RETURN(
       slot->gradients_,
-      device->AllocateShared(std::max<uint64_t>(layout->gradients_bytes(), 1),
-                             absl::StrCat(std::string(job), "-gradients")));
+      device->AllocateShared(
+          std::max<uint64_t>(layout->gradients_bytes(), 1),
+          absl::StrCat(std::string(job), "-gradients-", rank.value())));
   slot->num_groups_ = num_groups;
   slot->taken_.resize(num_buckets);
   slot->seen_.resize(num_buckets);
   slot->wanted_.resize(num_units);
   slot->seen_wanted_.resize(num_units);
   slot->groups_.resize(num_groups);
+  if (slot->control_->is_adopted()) {
+    ASSIGN_OR_RETURN(slot->view_, ipc::ControlBlockView::Adopt(
+                                      slot->control_->bytes(), num_buckets,
+                                      num_groups, num_units));
+    // Whoever was in it and is not any more was lost.
+    slot->was_occupied_ = slot->was_lost_ = true;
+  }
   return slot;
 }
 
@@ -75,7 +81,28 @@ absl::Status Slot::Occupy(WorkerLink* link, uint64_t open_word) {
   seen_input_ = 0;
   wanted_.assign(wanted_.size(), 0);
   seen_wanted_.assign(wanted_.size(), 0);
+  if (open_word != 0) KeepContribution(open_word);
   return absl::OkStatus();
+}
+
+// Its new worker does not give it again, and another life of the daemon looks
+// for it here.
+void Slot::KeepContribution(uint64_t open_word) {
+  for (size_t b = 0; b < taken_.size(); ++b) {
+    if (taken_[b] == open_word) {
+      view_.StorePushed(BucketId(static_cast<int32_t>(b)), open_word);
+    }
+  }
+  if (HasInput(open_word)) {
+    view_.StoreStepInput(open_word, groups_, open_cursor_);
+  }
+}
+
+void Slot::Adopt(WorkerLink* link) {
+  state_ = SlotState::kReady;
+  link_ = link;
+  identity_ = link->identity();
+  was_lost_ = false;
 }
 
 void Slot::Vacate(bool was_lost) {

@@ -36,14 +36,17 @@ using BeginDone = absl::AnyInvocable<void(absl::StatusOr<BeginReply>) &&>;
 
 class Slot {
  public:
-  // Allocates control block and gradients (zeroed). `layout` outlives it.
+  // Allocates control block and gradients: zeroed, or where the device adopts
+  // them as a worker of an earlier life left them. `layout` outlives it.
   static absl::StatusOr<std::unique_ptr<Slot>> Create(
       device::Device* device, const layout::Layout* layout, int num_groups,
-      std::string_view job, int num_units);
+      std::string_view job, LocalRank rank, int num_units);
 
   SlotState state() const { return state_; }
   bool is_occupied() const { return link_ != nullptr; }
   bool is_free() const { return state_ == SlotState::kMissing; }
+  // Somebody is or was in it: the control block may be looked at.
+  bool was_occupied() const { return was_occupied_; }
   // Of the worker in it, or the last one; zeros if there was none.
   const WorkerIdentity& identity() const { return identity_; }
   uint64_t size_bytes() const;
@@ -51,6 +54,8 @@ class Slot {
   // A fresh control block for a new worker; gradients of buckets that do not
   // carry `open_word` are zeroed.
   absl::Status Occupy(WorkerLink* link, uint64_t open_word);
+  // The worker that was ready in it when the last daemon ended.
+  void Adopt(WorkerLink* link);
   void MakeReady() { state_ = SlotState::kReady; }
   void Close() { state_ = SlotState::kClosed; }
   // The link is gone; a closed slot stays closed. Waiting Begins must have
@@ -109,6 +114,7 @@ class Slot {
 
  private:
   explicit Slot(const layout::Layout* layout) : layout_(layout) {}
+  void KeepContribution(uint64_t open_word);
   void ZeroGradients(const layout::Bucket& bucket);
   void Ignore(uint64_t word, uint64_t* last_seen);
 
