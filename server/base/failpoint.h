@@ -4,7 +4,7 @@
 //   BALLAST_FAILPOINT("engine.before_vote");           // kill or pause here
 //   RETURN_IF_ERROR(BALLAST_FAILPOINT_STATUS("ipc.segment.create"));
 //
-// Which of them fire is one text (`daemon` reads it from its configuration):
+// Which of them fire is one text (`ballastd --failpoints`):
 //
 //   engine.before_vote=kill@3;ipc.segment.create=error%10
 //   NAME=ACTION[@N][%P]   ACTION: kill (SIGKILL), error (Unavailable)

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/dtype.h"
 #include "kernels/exact_sum.h"
+#include "server/base/failpoint.h"
 #include "server/engine/contributions.h"
 #include "server/engine/error_votes.h"
 #include "server/engine/exact_estimate.h"
@@ -77,14 +78,21 @@ class JobEngineImpl final : public JobEngine {
 
   void Start(Generation generation, Step open_step,
              collective::Collective* collective) override {
-    collective_ = collective;
-    bytes_taken_ = {};
-    times_taken_ = {};
-    published_version_ = WeightVersion(open_step.value() - 1);
-    stages_.assign(num_buckets_, BucketStage::kCollecting);
-    metrics_.OnGeneration(generation);
+    Begin(generation, open_step, collective);
     TakeBytes();  // of the initial weights
     OpenNext(generation, open_step);
+  }
+
+  absl::Status GoOn(Generation generation, const v1::Commit& commit,
+                    bool is_loaded,
+                    collective::Collective* collective) override {
+    auto scalars = ParseScalars(commit, commit.groups_size());
+    if (!scalars.ok()) return scalars.status();
+    const Step step(commit.step());
+    Begin(generation, step, collective);
+    open_.emplace(generation, step, parts_.clock->Now());
+    Apply(commit, *scalars, is_loaded);
+    return absl::OkStatus();
   }
 
   void OnPushed(LocalRank rank, BucketId bucket) override {
@@ -131,38 +139,8 @@ class JobEngineImpl final : public JobEngine {
     }
     const absl::Status recorded = Record(commit);
     if (!recorded.ok()) return Fail(recorded);
-    StepSummary summary = Summarize(commit);
-    summary.fallbacks = collective_->num_wider(layout::Path::kGradients);
-    // All buckets are reduced here, and those of the step before published:
-    // nothing is on its way.
-    const absl::Status revised = collective_->Revise(ToCodecChanges(commit));
-    if (!revised.ok()) return Fail(revised);
-    summary.fallbacks += collective_->num_wider(layout::Path::kWeights);
-    metrics_.OnResidualNorm(collective_->ResidualNorm());
-    collective_->OnCommitted(commit.optimizer_step());
-    metrics_.OnCodecChanges(commit, *collective_);
-    committed_.emplace(
-        CommittedStep{.summary = std::move(summary), .clock = open_->clock});
-    committed_->clock.OnCommitted(parts_.clock->Now());
-    ++counts_.committed;
-    published_errors_.Clear();
-    if (!commit.skipped()) {
-      for (const layout::Path path : layout::kPaths) {
-        reports_[static_cast<size_t>(path)] = ReportOf(commit, path);
-      }
-    }
-    if (committed_->summary.skipped) ++counts_.skipped;
-    if (committed_->summary.loaded) ++counts_.loaded;
-    stages_.assign(num_buckets_, BucketStage::kUpdating);
-    parts_.workers->Committed(committed_->summary, commit.rank0_cursor());
-    OpenNext(open_->generation, open_->step.next());
-    if (commit.load() != 0) {
-      parts_.loads->StartLoad(
-          committed_->summary.step,
-          commit.load() == static_cast<uint32_t>(proto::Load::kResetState));
-    } else {
-      CarryOut(commit.skipped(), *scalars);
-    }
+    BALLAST_FAILPOINT("engine.recorded");
+    Apply(commit, *scalars, /*is_loaded=*/false);
   }
 
   void OnAbort(const v1::Abort& abort) override {
@@ -270,6 +248,57 @@ class JobEngineImpl final : public JobEngine {
            open_->step.value() == step;
   }
   void Stray() { ++counts_.strays; }
+
+  void Begin(Generation generation, Step step,
+             collective::Collective* collective) {
+    collective_ = collective;
+    bytes_taken_ = {};
+    times_taken_ = {};
+    published_version_ = WeightVersion(step.value() - 1);
+    stages_.assign(num_buckets_, BucketStage::kCollecting);
+    metrics_.OnGeneration(generation);
+  }
+
+  // A commit that is recorded.
+  void Apply(const v1::Commit& commit,
+             std::span<const kernels::StepScalars> scalars, bool is_loaded) {
+    StepSummary summary = Summarize(commit);
+    summary.fallbacks = collective_->num_wider(layout::Path::kGradients);
+    // All buckets are reduced here, and those of the step before published:
+    // nothing is on its way.
+    const absl::Status revised = collective_->Revise(ToCodecChanges(commit));
+    if (!revised.ok()) return Fail(revised);
+    summary.fallbacks += collective_->num_wider(layout::Path::kWeights);
+    metrics_.OnResidualNorm(collective_->ResidualNorm());
+    collective_->OnCommitted(commit.optimizer_step());
+    metrics_.OnCodecChanges(commit, *collective_);
+    committed_.emplace(
+        CommittedStep{.summary = std::move(summary), .clock = open_->clock});
+    committed_->clock.OnCommitted(parts_.clock->Now());
+    ++counts_.committed;
+    published_errors_.Clear();
+    if (!commit.skipped()) {
+      for (const layout::Path path : layout::kPaths) {
+        reports_[static_cast<size_t>(path)] = ReportOf(commit, path);
+      }
+    }
+    if (committed_->summary.skipped) ++counts_.skipped;
+    if (committed_->summary.loaded) ++counts_.loaded;
+    stages_.assign(num_buckets_, BucketStage::kUpdating);
+    parts_.workers->Committed(committed_->summary, commit.rank0_cursor());
+    BALLAST_FAILPOINT("engine.told");
+    OpenNext(open_->generation, open_->step.next());
+    if (commit.load() != 0 && is_loaded) {
+      ConsumeAll();
+      PublishAll();
+    } else if (commit.load() != 0) {
+      parts_.loads->StartLoad(
+          committed_->summary.step,
+          commit.load() == static_cast<uint32_t>(proto::Load::kResetState));
+    } else {
+      CarryOut(commit.skipped(), scalars);
+    }
+  }
 
   void OpenNext(Generation generation, Step step) {
     open_.emplace(generation, step, parts_.clock->Now());
@@ -395,6 +424,7 @@ class JobEngineImpl final : public JobEngine {
   void BecomePublished(BucketId bucket) {
     const Generation generation = committed_->summary.generation;
     const Step step = committed_->summary.step;
+    BALLAST_FAILPOINT("engine.publish");
     stages_[bucket.value()] = BucketStage::kCollecting;
     if (++committed_->buckets_published == num_buckets_) FinishStep();
     parts_.workers->Published(bucket, generation, step);

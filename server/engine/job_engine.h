@@ -79,6 +79,14 @@ class JobEngine : public optimizer::UpdateObserver,
   virtual void Start(Generation generation, Step open_step,
                      collective::Collective* collective) = 0;
 
+  // In place of Start, once: an earlier life of this node recorded the commit,
+  // and may have carried out some of it; the rest is done and the next step
+  // opens. `is_loaded`: the weights that it loads, if it does, are. DataLoss if
+  // its scalars make no sense; nothing has changed then.
+  virtual absl::Status GoOn(Generation generation, const v1::Commit& commit,
+                            bool is_loaded,
+                            collective::Collective* collective) = 0;
+
   // From the workers, checked by the session: of the open step, each once.
   virtual void OnPushed(LocalRank rank, BucketId bucket) = 0;
   virtual void OnStepInput(LocalRank rank,

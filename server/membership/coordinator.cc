@@ -181,7 +181,11 @@ class Decider {
   Action OpenView() {
     const v1::Join& first = *state_.nodes[0].join;
     state_.phase = Phase::kOpen;
-    state_.generation = Generation(1);
+    // A job that goes on where it was keeps its generation: what its workers
+    // have pushed stays.
+    state_.generation =
+        Generation(std::clamp(first.has_state() ? first.generation() : 1,
+                              int64_t{1}, proto::kMaxGeneration));
     state_.open_step = Step(first.has_state() ? first.weight_version() + 1 : 1);
     if (first.has_state()) state_.optimizer_step = first.optimizer_step();
     ClearVotes();

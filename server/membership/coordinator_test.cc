@@ -108,6 +108,7 @@ TEST_F(CoordinatorTest, HeldStateGoesOnAtItsStep) {
   join.set_optimizer_step(40);
   EXPECT_EQ(Join(0, join)[0].frame.view().open_step(), 42);
   EXPECT_EQ(state_.optimizer_step, 40);
+  EXPECT_EQ(state_.generation, Generation(1));
 }
 
 TEST_F(CoordinatorTest, DecidesNoStepThatIsHeld) {
@@ -130,6 +131,23 @@ TEST_F(CoordinatorTest, DecidesNoStepThatIsHeld) {
 }
 
 // All choose by the same numbers; a peer's nonsense is none of them.
+TEST_F(CoordinatorTest, AJobThatGoesOnWhereItWasKeepsItsGeneration) {
+  for (const auto& [said, kept] :
+       std::vector<std::pair<int64_t, int64_t>>{{7, 7}, {-3, 1}}) {
+    Make(1);
+    v1::Join join = JoinOf(1);
+    join.set_has_state(true);
+    join.set_weight_version(41);
+    join.set_generation(said);
+    EXPECT_EQ(Join(0, join)[0].frame.generation(), kept);
+  }
+  // Without a state it is a new life of the job.
+  Make(1);
+  v1::Join join = JoinOf(1);
+  join.set_generation(7);
+  EXPECT_EQ(Join(0, join)[0].frame.generation(), 1);
+}
+
 TEST_F(CoordinatorTest, TheViewTellsWhatTheWorstLinksCost) {
   Make(3);
   const auto join = [this](int from, double latency, double per_byte) {
