@@ -186,6 +186,27 @@ absl::Status CheckSnapshots(const v1::SnapshotsConfig& snapshots) {
   return CheckDuration("snapshots.every", snapshots.every());
 }
 
+absl::Status CheckKeeper(const v1::KeeperConfig& keeper) {
+  const auto is_path = [](const std::string& path) {
+    return path.empty() ||
+           (path[0] == '/' && path.size() <= kMaxSocketPathBytes);
+  };
+  if (!is_path(keeper.socket())) {
+    return Wrong("keeper.socket", keeper.socket(),
+                 absl::StrCat("an absolute path of at most ",
+                              kMaxSocketPathBytes, " bytes, or nothing"));
+  }
+  if (!keeper.program().empty() && keeper.program()[0] != '/') {
+    return Wrong("keeper.program", keeper.program(),
+                 "the absolute path of ballast-keeper, or nothing");
+  }
+  if (keeper.program().empty() || !keeper.socket().empty()) {
+    return absl::OkStatus();
+  }
+  return Wrong("keeper.socket", "",
+               "a path, since keeper.program asks for a keeper");
+}
+
 }  // namespace
 
 v1::Config DefaultConfig() {
@@ -223,6 +244,7 @@ v1::Config DefaultConfig() {
   transport.set_gather("auto");
   transport.set_reduce("auto");
   config.mutable_snapshots()->set_keep(2);
+  config.mutable_keeper();
   return config;
 }
 
@@ -262,6 +284,7 @@ absl::Status CheckConfig(const v1::Config& config) {
       CheckDuration("jobs.join_timeout", config.jobs().join_timeout()));
   RETURN_IF_ERROR(CheckTransport(config.transport()));
   RETURN_IF_ERROR(CheckSnapshots(config.snapshots()));
+  RETURN_IF_ERROR(CheckKeeper(config.keeper()));
   const std::string& level = config.log().level();
   if (level != "debug" && level != "info" && level != "warn" &&
       level != "error") {

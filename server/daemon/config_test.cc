@@ -113,6 +113,12 @@ TEST(ConfigTest, OverridesComeLastAndAreStrict) {
   EXPECT_THAT(LoadConfig("", {"snapshots.directory=/snapshots",
                               "snapshots.every=soon"}),
               StatusIs(kInvalid, "snapshots.every"));
+  EXPECT_THAT(LoadConfig("", {"keeper.socket=/run/ballast/keeper.sock",
+                              "keeper.program=/usr/bin/ballast-keeper"}),
+              IsOk());
+  EXPECT_THAT(LoadConfig("", {"keeper.socket=/run/ballast/keeper.sock",
+                              "keeper.program=ballast-keeper"}),
+              StatusIs(kInvalid, "keeper.program"));
   EXPECT_THAT(LoadConfig("", {"jobs.hold"}), StatusIs(kInvalid, "no value"));
   EXPECT_THAT(LoadConfig("", {"jobs=1"}), StatusIs(kInvalid));
   EXPECT_THAT(LoadConfig("", {"jobs.hold.x=1"}), StatusIs(kInvalid));
@@ -141,7 +147,9 @@ TEST(ConfigTest, BoundsAreChecked) {
                           "snapshots.every_steps=5",
                           "snapshots.every=1h",
                           "snapshots.every_steps=-1",
-                          "snapshots.keep=-1"}) {
+                          "snapshots.keep=-1",
+                          "keeper.socket=relative.sock",
+                          "keeper.program=/usr/bin/ballast-keeper"}) {
     EXPECT_THAT(LoadConfig("", {bad}), StatusIs(kInvalid)) << bad;
   }
   EXPECT_THAT(

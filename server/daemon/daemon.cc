@@ -69,7 +69,44 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Create(
   auto daemon = std::unique_ptr<Daemon>(new Daemon(config));
   RETURN_IF_ERROR(daemon->CreateCore());
   RETURN_IF_ERROR(daemon->Listen());
+  RETURN_IF_ERROR(At("keeper", daemon->TakeOver()));
   return daemon;
+}
+
+// Once this daemon has its sockets: no other one is alive that still writes to
+// what it left.
+absl::Status Daemon::TakeOver() {
+  const v1::KeeperConfig& config = config_.keeper();
+  if (config.socket().empty()) {
+    LogInfo("no keeper.socket: a restart of this daemon ends its jobs");
+    return absl::OkStatus();
+  }
+  ipc::KeeperClient::Options options;
+  options.path = config.socket();
+  options.warn = LogWarn;
+  if (!config.program().empty()) {
+    keeper_process_ = std::make_unique<KeeperProcess>(
+        config.program(), config.socket(), Hold(config_));
+    options.start = [this] {
+      const absl::Status started = keeper_process_->Start();
+      if (!started.ok()) LogWarn(std::string(started.message()));
+    };
+  }
+  ASSIGN_OR_RETURN(keeper_,
+                   ipc::KeeperClient::Connect(std::move(options), loop_.get()));
+  ASSIGN_OR_RETURN(std::vector<base::Kept> found, keeper_->Found());
+  LogInfo(
+      absl::StrCat("keeper path=", config.socket(), " found=", found.size()));
+  node_->TakeOver({.vault = keeper_.get(),
+                   .found = std::move(found),
+                   .adopt_worker = [this](base::Kept worker) {
+                     return worker_door_->Adopt(std::move(worker));
+                   }});
+  return absl::OkStatus();
+}
+
+bool Daemon::can_hand_over() const {
+  return keeper_ != nullptr && keeper_->is_flushed();
 }
 
 absl::Status Daemon::CreateCore() {
@@ -212,6 +249,8 @@ void Daemon::Run() { loop_->Run(); }
 
 void Daemon::RefreshMetrics() {
   control_->RefreshMetrics();
+  metrics_->gauge(metrics::Family::kKeeperConnected)
+      ->Set(keeper_ == nullptr ? -1 : keeper_->is_connected());
   loop_->PostAfter(kMetricsInterval, [this] { RefreshMetrics(); });
 }
 
@@ -245,12 +284,19 @@ void Daemon::AwaitIdle(absl::Time deadline) {
     loop_->PostAfter(kPollInterval, [this, deadline] { AwaitIdle(deadline); });
     return;
   }
-  node_->sessions().FailAll(absl::UnavailableError("daemon is draining"));
+  const absl::Status why = absl::UnavailableError("daemon is draining");
+  if (can_hand_over()) {
+    node_->EndUnkept(why);
+  } else {
+    node_->sessions().FailAll(why);
+  }
   AwaitEmpty(clock_.Now() + kEmptyLimit);
 }
 
 void Daemon::AwaitEmpty(absl::Time deadline) {
-  if (!node_->is_empty() && clock_.Now() < deadline) {
+  const bool is_empty =
+      can_hand_over() ? !node_->has_unkept() : node_->is_empty();
+  if (!is_empty && clock_.Now() < deadline) {
     loop_->PostAfter(kPollInterval, [this, deadline] { AwaitEmpty(deadline); });
     return;
   }

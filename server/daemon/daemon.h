@@ -6,9 +6,10 @@
 //   kubelet ── health            └────▶ metrics page ── Prometheus
 //   other daemons ── gRPC ──▶ Rendezvous ◀── UcxPeerPlane ◀── Node
 //
-// Life: Create (everything listens) -> Run (control thread) -> Drain (signal
-// or operator): nobody new, committed steps are finished, workers are told,
-// sockets are removed, Run returns.
+// Life: Create (everything listens; jobs that the last daemon left go on) ->
+// Run (control thread) -> Drain (signal or operator): nobody new, committed
+// steps are finished, workers are told or left to the next daemon, sockets are
+// removed, Run returns.
 //
 // Threading: one thread calls Create, Run and the destructor; it is the
 // control thread.
@@ -29,12 +30,14 @@
 #include "server/base/wall_clock.h"
 #include "server/daemon/admin_door.h"
 #include "server/daemon/control.h"
+#include "server/daemon/keeper_process.h"
 #include "server/daemon/node.h"
 #include "server/daemon/rpc_metrics.h"
 #include "server/daemon/signals.h"
 #include "server/daemon/ucx_peer_plane.h"
 #include "server/daemon/worker_door.h"
 #include "server/device/host/host_device.h"
+#include "server/ipc/keeper_client.h"
 #include "server/membership/rendezvous.h"
 #include "server/metrics/metrics.h"
 #include "server/metrics/metrics_page.h"
@@ -61,6 +64,9 @@ class Daemon {
   absl::Status CreateCore();
   absl::Status OpenSnapshots();
   absl::Status Listen();
+  absl::Status TakeOver();
+  // A keeper holds all: the next daemon goes on with the jobs.
+  bool can_hand_over() const;
   void OnSignal(int number);
   void Drain(const std::string& reason);
   // Waits, by timer, for committed steps and then for the jobs' ends.
@@ -80,6 +86,8 @@ class Daemon {
   std::unique_ptr<snapshot::FileSystem> snapshot_files_;  // null: none
   membership::Rendezvous rendezvous_;    // of jobs whose node 0 is here
   std::unique_ptr<UcxPeerPlane> peers_;  // null: off
+  std::unique_ptr<KeeperProcess> keeper_process_;  // null: none is started
+  std::unique_ptr<ipc::KeeperClient> keeper_;      // null: none is configured
   std::unique_ptr<Node> node_;
   std::unique_ptr<Control> control_;
   // Its threads write to the node's memory: it goes before the node.

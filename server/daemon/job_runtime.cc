@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "server/base/failpoint.h"
 #include "server/base/status_macros.h"
 #include "server/daemon/job_join.h"
 #include "server/ipc/control_block_view.h"
@@ -123,7 +124,12 @@ absl::Status JobRuntime::Initialize() {
              .on_failed = [this](const absl::Status& why) { Leave(why); }}));
     weights_->AddTo(&optimizer_parts);
   }
-  ASSIGN_OR_RETURN(optimizer_, optimizer::Optimizer::Create(optimizer_parts));
+  std::unique_ptr<optimizer::UndoLog> undo;
+  if (parts_.is_taken_over) {
+    ASSIGN_OR_RETURN(undo, RestoreOpenChunks());
+  }
+  ASSIGN_OR_RETURN(optimizer_, optimizer::Optimizer::Create(optimizer_parts,
+                                                            std::move(undo)));
   engine::Parts engine_parts;
   engine_parts.layout = &layout;
   engine_parts.node = node;
@@ -177,8 +183,54 @@ absl::Status JobRuntime::Initialize() {
   members.clock = parts_.clock;
   members.executor = parts_.executor;
   members.link = num_nodes_ > 1 ? this : nullptr;
+  members.outcomes = parts_.record;
   members.observer = this;
   membership_ = membership::Membership::Create(members);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<optimizer::UndoLog>>
+JobRuntime::RestoreOpenChunks() {
+  const int threads = parts_.record->job().compute_threads();
+  if (threads < parts_.pool->num_threads()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the job was made with ", threads, " compute threads, this daemon has ",
+        parts_.pool->num_threads(), ": start it with compute.threads=", threads,
+        " or fewer"));
+  }
+  ASSIGN_OR_RETURN(
+      auto undo, optimizer::UndoLog::Create(parts_.device, parts_.job->layout(),
+                                            parts_.job->node(),
+                                            state_->num_moments(), threads));
+  RETURN_IF_ERROR(undo->RestoreOpenChunks(state_.get()).status());
+  return undo;
+}
+
+absl::Status JobRuntime::TakeOver() {
+  session::LocalJob* const job = parts_.job;
+  const optimizer::Scalars& scalars = state_->scalars();
+  ASSIGN_OR_RETURN(resumption_, Resume(parts_.record->last(), scalars.step,
+                                       parts_.record->finished()));
+  const bool is_open = !resumption_->commit.has_value();
+  job->Restore(scalars.optimizer_step,
+               scalars.groups.empty() ? job->spec().groups : scalars.groups,
+               scalars.cursors,
+               // One node: rank 0 is here.
+               scalars.cursors.empty() ? "" : scalars.cursors[0]);
+  job->TakeOver(resumption_->generation,
+                is_open ? resumption_->open_step
+                        : Step(resumption_->open_step.value() - 1),
+                is_open);
+  if (parts_.log != nullptr) {
+    parts_.log(absl::StrCat("job taken over job=", job->spec().name,
+                            " step=", resumption_->open_step.value(),
+                            " generation=", resumption_->generation.value(),
+                            " workers=", job->num_attached(),
+                            is_open ? "" : " finishing the step before"));
+  }
+  BALLAST_FAILPOINT("daemon.taken_over");
+  has_joined_ = true;
+  membership_->Join(MakeJoin());
   return absl::OkStatus();
 }
 
@@ -306,10 +358,13 @@ v1::Join JobRuntime::MakeJoin() const {
       parts_.job->spec(), parts_.job->layout(), plan_->policy(),
       parts_.default_hold, parts_.algorithms, parts_.snapshot_files != nullptr);
   *join.mutable_link_cost() = routes_.measured();
-  if (parts_.job->spec().stored.has_value()) {
+  if (parts_.job->spec().stored.has_value() || resumption_.has_value()) {
     join.set_has_state(true);
     join.set_weight_version(state_->scalars().step.value());
     join.set_optimizer_step(state_->scalars().optimizer_step);
+  }
+  if (resumption_.has_value()) {
+    join.set_generation(resumption_->generation.value());
   }
   return join;
 }
@@ -336,6 +391,10 @@ void JobRuntime::OnWanted(LocalRank rank, int unit, uint64_t request) {
 
 // What the worker gave stays; Sessions hold the job for its replacement.
 void JobRuntime::OnWorkerLost(LocalRank, const absl::Status&) {}
+
+void JobRuntime::OnWorkerClosed(LocalRank rank) {
+  if (parts_.record != nullptr) parts_.record->SetClosed(rank);
+}
 
 // Sessions end the job next.
 void JobRuntime::OnAllClosed() {}
@@ -367,6 +426,7 @@ void JobRuntime::Committed(const engine::StepSummary& summary,
 void JobRuntime::Finished(const engine::StepSummary& summary) {
   last_progress_ = parts_.clock->Now();
   parts_.job->Finished(ToReport(summary));
+  if (parts_.record != nullptr) parts_.record->SetFinished(summary.step);
   if (snapshots_ != nullptr) {
     snapshots_->OnFinished(summary.step);
     snapshot_metrics_.Update(snapshots_->status());
@@ -457,6 +517,7 @@ void JobRuntime::OnView(Generation generation, const v1::View& view) {
   }
   const absl::Status made = MakeCollective(generation);
   if (!made.ok()) return Fail(made);
+  if (resumption_.has_value()) return GoOn();
   if (num_nodes_ == 1) return StartFirst();
   if (parts_.log != nullptr) {
     parts_.log(absl::StrCat("exchanges job=", parts_.job->spec().name, " ",
@@ -471,6 +532,9 @@ void JobRuntime::OnBroadcast() {
   if (!has_started_) return StartFirst();
   if (!load_->is_running()) return;
   load_->Finish();
+  // From here on the gradients may be others: it is not loaded again.
+  if (parts_.record != nullptr)
+    parts_.record->SetLoaded(Step(engine_->open_step().value() - 1));
   engine_->OnLoaded();
 }
 
@@ -486,10 +550,27 @@ void JobRuntime::StartFirst() {
   if (weights_ != nullptr) {
     weights_->Begin(WeightVersion(first_step_.value() - 1));
   }
+  if (parts_.record != nullptr) parts_.record->Begin(first_step_);
   engine_->Start(generation_, first_step_, collective_.get());
   if (snapshots_ != nullptr) {
     snapshots_->OnStarted(WeightVersion(first_step_.value() - 1));
   }
+}
+
+void JobRuntime::GoOn() {
+  has_started_ = true;
+  const std::optional<v1::Commit>& commit = resumption_->commit;
+  if (snapshots_ != nullptr) {
+    snapshots_->OnStarted(
+        WeightVersion(first_step_.value() - (commit.has_value() ? 2 : 1)));
+  }
+  if (!commit.has_value()) {
+    return engine_->Start(generation_, first_step_, collective_.get());
+  }
+  const absl::Status status = engine_->GoOn(
+      generation_, *commit, parts_.record->loaded().value() == commit->step(),
+      collective_.get());
+  if (!status.ok()) Fail(status);
 }
 
 void JobRuntime::OnCommit(const v1::Commit& commit) {

@@ -36,10 +36,12 @@
 #include "server/collective/published_chunks.h"
 #include "server/daemon/job_loading.h"
 #include "server/daemon/job_peers.h"
+#include "server/daemon/job_record.h"
 #include "server/daemon/job_routes.h"
 #include "server/daemon/job_weights.h"
 #include "server/daemon/limited_log.h"
 #include "server/daemon/peer_plane.h"
+#include "server/daemon/resumption.h"
 #include "server/daemon/snapshot_metrics.h"
 #include "server/daemon/weight_load.h"
 #include "server/device/device.h"
@@ -51,6 +53,7 @@
 #include "server/optimizer/optimizer.h"
 #include "server/optimizer/residuals.h"
 #include "server/optimizer/shard_state.h"
+#include "server/optimizer/undo_log.h"
 #include "server/session/local_job.h"
 #include "server/session/session.h"
 #include "server/snapshot/files/file_system.h"
@@ -75,7 +78,11 @@ struct JobRuntimeParts {
   base::ComputePool* pool = nullptr;
   device::Device* device = nullptr;
   const kernels::Kernels* kernels = nullptr;
-  PeerPlane* peers = nullptr;                    // null with one node
+  PeerPlane* peers = nullptr;  // null with one node
+  // Null: the job ends with this daemon. TakeOver follows if another one left
+  // it, and then `device` adopts its memory.
+  JobRecord* record = nullptr;
+  bool is_taken_over = false;
   std::shared_ptr<metrics::JobMetrics> metrics;  // shared with the scrape
   int buckets_in_flight = 8;
   int64_t batch_bytes = collective::Parts().batch_bytes;
@@ -107,12 +114,17 @@ class JobRuntime final : public session::JobObserver,
       JobRuntimeParts parts);
   ~JobRuntime() override;
 
+  // Goes on where the last daemon ended; the job's workers are back. One node.
+  // DataLoss: it left what contradicts itself.
+  absl::Status TakeOver();
+
   // Ends this node's part. OK: its workers closed the job, what other nodes
   // still need is finished first. `done` is posted once nothing touches the
   // job's memory; this may be deleted then.
   void Stop(const absl::Status& why, absl::AnyInvocable<void() &&> done);
 
   const session::LocalJob& job() const { return *parts_.job; }
+  bool is_kept() const { return parts_.record != nullptr; }
   const engine::JobEngine& engine() const { return *engine_; }
   optimizer::ShardState& state() const { return *state_; }
   const layout::ExchangePlan& plan() const { return *plan_; }
@@ -141,6 +153,7 @@ class JobRuntime final : public session::JobObserver,
   void OnStepInputRefused(LocalRank rank, const absl::Status& why) override;
   void OnWanted(LocalRank rank, int unit, uint64_t request) override;
   void OnWorkerLost(LocalRank rank, const absl::Status& why) override;
+  void OnWorkerClosed(LocalRank rank) override;
   void OnAllClosed() override;
   // engine::WorkerPort
   void Open(Generation generation, Step step) override;
@@ -194,6 +207,8 @@ class JobRuntime final : public session::JobObserver,
   collective::Parts CollectiveParts();
   void CancelCollective(absl::AnyInvocable<void() &&> then);
   void StartFirst();
+  void GoOn();
+  absl::StatusOr<std::unique_ptr<optimizer::UndoLog>> RestoreOpenChunks();
   void LogCodecChanges(const v1::Commit& commit) const;
   void Fail(const absl::Status& why);
   void FailSoon(const absl::Status& why);
@@ -223,6 +238,7 @@ class JobRuntime final : public session::JobObserver,
   base::TimerId fail_timer_ = 0;
   Generation generation_;
   Step first_step_;
+  std::optional<Resumption> resumption_;  // taken over
   bool has_joined_ = false;
   bool has_started_ = false;
   bool has_ended_ = false;  // for membership

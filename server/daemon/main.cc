@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "server/base/failpoint.h"
 #include "server/daemon/config.h"
 #include "server/daemon/daemon.h"
 #include "server/daemon/log.h"
@@ -54,6 +55,9 @@ int Main(int argc, char** argv) {
   app.add_option("--config", path, "configuration file (YAML)");
   app.add_option("--set", overrides, "section.key=value, over the file")
       ->allow_extra_args(false);
+  std::string failpoints;
+  app.add_option("--failpoints", failpoints,
+                 "where to die, for tests (server/base/failpoint.h)");
   app.add_flag("--print-config", print_config,
                "print the configuration in force and exit");
   app.add_flag("--version", print_version, "print the version and exit");
@@ -65,6 +69,12 @@ int Main(int argc, char** argv) {
   if (print_version) {
     std::printf("ballastd %s (%s)\n", kVersion, kCompiler);
     return 0;
+  }
+  const absl::Status armed = base::ConfigureFailpoints(failpoints, /*seed=*/1);
+  if (!armed.ok()) {
+    std::fprintf(stderr, "ballastd: --failpoints: %s\n",
+                 std::string(armed.message()).c_str());
+    return kUsage;
   }
   const auto config = LoadConfig(path, overrides);
   if (!config.ok()) {

@@ -9,6 +9,7 @@
 #include "server/base/names.h"
 #include "server/base/status_macros.h"
 #include "server/layout/policy.h"
+#include "server/service/convert.h"
 #include "server/snapshot/loader.h"
 #include "server/snapshot/stored.h"
 
@@ -106,6 +107,14 @@ void FillSnapshots(const snapshot::JobSnapshots* snapshots,
   reply->set_last_error(std::string(status.last_error.message()));
 }
 
+// One that has closed the job may not know yet that this was heard.
+bool HasWorkers(const session::LocalJob& job) {
+  for (int l = 0; l < job.local_world_size(); ++l) {
+    if (job.slot(LocalRank(l)).is_occupied()) return true;
+  }
+  return false;
+}
+
 session::Options SessionOptions(const Leaves& leaves,
                                 const NodeOptions& options) {
   session::Options result = options.sessions;
@@ -130,8 +139,148 @@ Node::~Node() {
   runtimes_.clear();
 }
 
+// ---- Jobs that outlive the daemon. ----
+
+void Node::Warn(const std::string& line) const {
+  if (leaves_.warn != nullptr) leaves_.warn(line);
+}
+
+session::JobMemory Node::MemoryOf(const session::AttachRequest& request) {
+  if (keeping_.vault == nullptr) return {};
+  const std::string& name = request.job.name;
+  const auto it = keeps_.find(name);
+  if (it != keeps_.end() && it->second->is_taken_over()) {
+    return {it->second->device(), it->second->vault()};
+  }
+  const auto policy = layout::ParsePolicy(request.job.exchange);
+  const bool gathers = policy.ok() && policy->gathers_weights;
+  if (request.placement.num_nodes() > 1 || gathers) {
+    Warn(absl::StrCat(
+        "a restart of this daemon ends job=", name, " reason=\"",
+        gathers ? "secondary_partition=none" : "it has several nodes", "\""));
+    return {};
+  }
+  auto& keep = keeps_[name];
+  keep = std::make_unique<JobKeep>(leaves_.device, keeping_.vault, name);
+  return {keep->device(), keep->vault()};
+}
+
+void Node::ReleaseMemory(const std::string& job) {
+  const auto it = keeps_.find(job);
+  if (it == keeps_.end()) return;
+  it->second->vault()->RemoveAll();
+  keeps_.erase(it);
+}
+
+absl::Status Node::MakeRecord(const session::LocalJob& job,
+                              JobKeep* keep) const {
+  const layout::Topology& topology = job.layout().topology();
+  session::AttachRequest request;
+  request.job = job.spec();
+  request.job.load.clear();
+  request.placement = {.rank = topology.FirstRank(job.node()),
+                       .world_size = topology.world_size(),
+                       .local_rank = LocalRank(0),
+                       .local_world_size = topology.local_world_size,
+                       .node_rank = job.node()};
+  v1::KeptJob kept;
+  *kept.mutable_request() = service::ToProto(request);
+  kept.set_uid(job.uid());
+  kept.set_chunk_bytes(options_.sessions.chunk_bytes);
+  kept.set_compute_threads(leaves_.pool->num_threads());
+  kept.set_layout_digest(job.layout().digest());
+  return keep->MakeRecord(kept);
+}
+
+void Node::TakeOver(Keeping keeping) {
+  keeping_ = std::move(keeping);
+  for (auto& [name, items] : ByJob(std::exchange(keeping_.found, {}))) {
+    std::vector<std::string> names;
+    for (const base::Kept& item : items) {
+      names.push_back(absl::StrCat(name, "/", item.name));
+    }
+    const absl::Status taken = TakeOverJob(name, std::move(items));
+    if (leaves_.metrics != nullptr) {
+      leaves_.metrics
+          ->counter(metrics::Family::kJobsTakenOver,
+                    {taken.ok() ? "ok" : "failed"})
+          ->Increment();
+    }
+    if (taken.ok()) continue;
+    Warn(absl::StrCat("job not taken over job=", name, " reason=\"",
+                      std::string(taken.message()), "\""));
+    keeps_.erase(name);
+    for (const std::string& left : names) keeping_.vault->Remove(left);
+  }
+}
+
+absl::Status Node::TakeOverJob(const std::string& name,
+                               std::vector<base::Kept> found) {
+  absl::btree_map<int, base::Kept> workers;
+  ASSIGN_OR_RETURN(std::unique_ptr<JobKeep> keep,
+                   JobKeep::Open(leaves_.device, keeping_.vault, name,
+                                 std::move(found), &workers));
+  const JobRecord& record = *keep->record();
+  session::Sessions::TakenOver taken;
+  ASSIGN_OR_RETURN(taken.request, service::FromProto(record.job().request()));
+  if (taken.request.job.name != name || record.job().chunk_bytes() == 0) {
+    return absl::DataLossError("the record is another job's");
+  }
+  taken.uid = record.job().uid();
+  taken.chunk_bytes = record.job().chunk_bytes();
+  const int num_workers = taken.request.placement.local_world_size;
+  for (int l = 0; l < num_workers; ++l) {
+    taken.workers.push_back({"", record.is_closed(LocalRank(l))});
+    const auto it = workers.find(l);
+    if (it == workers.end()) continue;
+    auto key = keeping_.adopt_worker(std::move(it->second));
+    if (key.ok()) taken.workers.back().key = *std::move(key);
+  }
+  keeps_[name] = std::move(keep);
+  const auto local = sessions_->TakeOver(taken);
+  if (!local.ok()) {
+    for (const auto& worker : taken.workers) {
+      sessions_->OnDisconnected(worker.key, local.status());
+    }
+    return local.status();
+  }
+  const absl::Status gone_on = runtimes_[name]->TakeOver();
+  if (!gone_on.ok()) {
+    sessions_->FailJob(*local, gone_on);
+  } else if (!HasWorkers(**local) && (*local)->is_over()) {
+    sessions_->FailJob(
+        *local, absl::CancelledError("its workers had closed it, or are gone"));
+  }
+  return absl::OkStatus();
+}
+
+void Node::EndUnkept(const absl::Status& why) {
+  for (session::LocalJob* const job : sessions_->jobs()) {
+    if (!keeps_.contains(job->spec().name) || !job->has_begun()) {
+      sessions_->FailJob(job, why);
+    }
+  }
+}
+
+bool Node::has_unkept() const {
+  return std::any_of(runtimes_.begin(), runtimes_.end(), [](const auto& entry) {
+    return !entry.second->is_kept() || !entry.second->job().has_begun();
+  });
+}
+
 absl::StatusOr<session::JobObserver*> Node::StartJob(session::LocalJob* job) {
   const std::string& name = job->spec().name;
+  JobKeep* keep = nullptr;
+  if (const auto it = keeps_.find(name); it != keeps_.end()) {
+    keep = it->second.get();
+    if (!keep->is_taken_over()) {
+      RETURN_IF_ERROR(MakeRecord(*job, keep));
+    } else if (keep->record()->job().layout_digest() !=
+               job->layout().digest()) {
+      return absl::DataLossError(
+          "this version lays the job's tensors out in another way");
+    }
+  }
   if (job->layout().topology().num_nodes > 1) {
     RETURN_IF_ERROR(leaves_.peers->Check(job->node(), job->spec().coordinator));
   }
@@ -143,6 +292,11 @@ absl::StatusOr<session::JobObserver*> Node::StartJob(session::LocalJob* job) {
   parts.executor = leaves_.executor;
   parts.pool = leaves_.pool;
   parts.device = leaves_.device;
+  if (keep != nullptr) {
+    parts.device = keep->device();
+    parts.record = keep->record();
+    parts.is_taken_over = keep->is_taken_over();
+  }
   parts.kernels = leaves_.kernels;
   parts.peers = leaves_.peers;
   if (leaves_.metrics != nullptr) {
@@ -233,6 +387,7 @@ void Node::EndJob(session::LocalJob* job, const absl::Status& why,
   const std::string name = job->spec().name;
   const auto it = runtimes_.find(name);
   if (it == runtimes_.end()) {
+    ReleaseMemory(name);
     std::move(done)();
     return;
   }
@@ -242,6 +397,7 @@ void Node::EndJob(session::LocalJob* job, const absl::Status& why,
                             alive = std::weak_ptr<int>(alive_)]() mutable {
       if (alive.expired()) return;
       runtimes_.erase(name);
+      ReleaseMemory(name);
       std::move(done)();
     });
   });

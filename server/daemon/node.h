@@ -28,7 +28,9 @@
 #include "server/base/compute_pool.h"
 #include "server/base/executor.h"
 #include "server/base/random.h"
+#include "server/base/vault.h"
 #include "server/collective/parts.h"
+#include "server/daemon/job_keep.h"
 #include "server/daemon/job_routes.h"
 #include "server/daemon/job_runtime.h"
 #include "server/daemon/peer_plane.h"
@@ -56,6 +58,15 @@ struct Leaves {
   base::ComputePool* io = nullptr;
 };
 
+// Where jobs are left for the next daemon, and what the last one left there.
+struct Keeping {
+  base::Vault* vault = nullptr;
+  std::vector<base::Kept> found;
+  // Makes the connection of a worker that was left known to the sessions; its
+  // key.
+  std::function<absl::StatusOr<std::string>(base::Kept worker)> adopt_worker;
+};
+
 struct NodeOptions {
   session::Options sessions;  // allow_many_nodes is set from the leaves
   int buckets_in_flight = 8;
@@ -71,6 +82,15 @@ class Node final : public session::JobHost, public JobRuntimeHost {
   ~Node() override;
   Node(const Node&) = delete;
   Node& operator=(const Node&) = delete;
+
+  // Once, before anyone comes: goes on with the jobs that were left, and keeps
+  // its own. A job that cannot be gone on with ends, with a reason in the log.
+  // Without this call all end with this daemon.
+  void TakeOver(Keeping keeping);
+  // The daemon ends and another one will go on: ends the jobs that are not
+  // kept, and says whether all of these are gone.
+  void EndUnkept(const absl::Status& why);
+  bool has_unkept() const;
 
   // Where workers' connections and calls go.
   session::Sessions& sessions() { return *sessions_; }
@@ -89,6 +109,8 @@ class Node final : public session::JobHost, public JobRuntimeHost {
   const JobRuntime* Find(const std::string& name) const;
 
   // session::JobHost
+  session::JobMemory MemoryOf(const session::AttachRequest& request) override;
+  void ReleaseMemory(const std::string& job) override;
   absl::StatusOr<session::JobObserver*> StartJob(
       session::LocalJob* job) override;
   void EndJob(session::LocalJob* job, const absl::Status& why,
@@ -99,10 +121,17 @@ class Node final : public session::JobHost, public JobRuntimeHost {
   void FailJob(session::LocalJob* job, const absl::Status& why) override;
 
  private:
+  absl::Status TakeOverJob(const std::string& name,
+                           std::vector<base::Kept> found);
+  absl::Status MakeRecord(const session::LocalJob& job, JobKeep* keep) const;
+  void Warn(const std::string& line) const;
   v1::JobSummary Summarize(const session::LocalJob& job) const;
 
   const Leaves leaves_;
   const NodeOptions options_;
+  Keeping keeping_;  // no vault: nothing is kept
+  // By job; of those that are kept. Before the runtimes, which use them.
+  absl::btree_map<std::string, std::unique_ptr<JobKeep>> keeps_;
   absl::btree_map<std::string, std::unique_ptr<JobRuntime>> runtimes_;
   std::unique_ptr<session::Sessions> sessions_;
   snapshot::IoQueue lookups_;   // of stored jobs

@@ -9,8 +9,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/handle_socket.h"
+#include "server/base/hex.h"
 #include "server/base/status_macros.h"
 #include "server/daemon/log.h"
+#include "server/ipc/handle_connection.h"
 #include "server/ipc/token.h"
 #include "server/session/handle_link.h"
 
@@ -83,15 +85,37 @@ absl::StatusOr<std::unique_ptr<WorkerDoor>> WorkerDoor::Open(
 
 void WorkerDoor::OnWorker(std::unique_ptr<ipc::WorkerLink> link,
                           base::UniqueFd control_fd) {
+  Connect(std::move(link), Incarnation(parts_.random->Next()),
+          std::move(control_fd));
+}
+
+absl::StatusOr<std::string> WorkerDoor::Adopt(base::Kept worker) {
+  ASSIGN_OR_RETURN(const session::KeptWorker kept,
+                   session::KeptWorker::FromNote(worker.note));
+  if (worker.fds.size() != 2) {
+    return absl::DataLossError("a worker was kept without its two descriptors");
+  }
+  auto link = std::make_unique<ipc::HandleConnection>(
+      std::move(worker.fds[0]), std::move(worker.fds[1]), kept.peer, kept.key,
+      parts_.loop);
+  // A worker that cannot be given one has ended: its link will say so.
+  absl::StatusOr<base::UniqueFd> control = link->SendControl();
+  Connect(std::move(link), kept.incarnation,
+          control.ok() ? *std::move(control) : base::UniqueFd());
+  return base::ToHex(kept.key.bytes);
+}
+
+void WorkerDoor::Connect(std::unique_ptr<ipc::WorkerLink> link,
+                         Incarnation incarnation, base::UniqueFd control_fd) {
   // gRPC owns its descriptor and never gives it up by itself: this one hangs
   // the connection up when the lease is over.
   base::UniqueFd control(fcntl(control_fd.get(), F_DUPFD_CLOEXEC, 0));
-  if (!control) {
+  if (!control && control_fd) {
     return OnRefused(link->peer(),
                      absl::ResourceExhaustedError("no descriptor is left"));
   }
   session::HandleLink::Connect(
-      std::move(link), Incarnation(parts_.random->Next()), parts_.sessions,
+      std::move(link), incarnation, parts_.sessions,
       [loop = parts_.loop,
        control = std::move(control)](absl::Duration grace) mutable {
         if (grace == absl::ZeroDuration()) return HangUp(std::move(control));
@@ -99,7 +123,7 @@ void WorkerDoor::OnWorker(std::unique_ptr<ipc::WorkerLink> link,
           HangUp(std::move(control));
         });
       });
-  parts_.server->AddConnection(std::move(control_fd));
+  if (control_fd) parts_.server->AddConnection(std::move(control_fd));
 }
 
 void WorkerDoor::OnRefused(const ipc::PeerIdentity& peer,

@@ -14,8 +14,10 @@
 #include "absl/status/statusor.h"
 #include "proto/config.pb.h"
 #include "server/base/event_loop.h"
+#include "server/base/ids.h"
 #include "server/base/random.h"
 #include "server/base/unique_fd.h"
+#include "server/base/vault.h"
 #include "server/daemon/limited_log.h"
 #include "server/ipc/handle_server.h"
 #include "server/metrics/metrics.h"
@@ -48,6 +50,10 @@ class WorkerDoor final : public ipc::WorkerAcceptor {
 
   void StopAccepting() { server_->StopAccepting(); }
 
+  // A worker that the last daemon left with a keeper, as if it had come now;
+  // its key. DataLoss: what was kept is no worker.
+  absl::StatusOr<std::string> Adopt(base::Kept worker);
+
   void OnWorker(std::unique_ptr<ipc::WorkerLink> link,
                 base::UniqueFd control_fd) override;
   void OnRefused(const ipc::PeerIdentity& peer,
@@ -55,6 +61,8 @@ class WorkerDoor final : public ipc::WorkerAcceptor {
 
  private:
   explicit WorkerDoor(const Parts& parts);
+  void Connect(std::unique_ptr<ipc::WorkerLink> link, Incarnation incarnation,
+               base::UniqueFd control_fd);
 
   const Parts parts_;
   LimitedLog refusals_;

@@ -297,6 +297,18 @@ const std::vector<FamilyInfo>& Table() {
                "too long, or were too many.",
        .kind = Kind::kCounter,
        .labels = {{"cause", {"timeout", "limit"}}}},
+      {.family = Family::kKeeperConnected,
+       .name = "ballast_keeper_connected",
+       .help = "1 if a keeper holds what a restart of the daemon needs, 0 if "
+               "one is configured and does not, -1 if none is: a restart ends "
+               "the jobs.",
+       .kind = Kind::kGauge},
+      {.family = Family::kJobsTakenOver,
+       .name = "ballast_jobs_taken_over_total",
+       .help = "Jobs that the daemon before this one left, by what became of "
+               "them.",
+       .kind = Kind::kCounter,
+       .labels = {{"outcome", {"ok", "failed"}}}},
   };
   return table;
 }

@@ -59,6 +59,8 @@ enum class Family {
   kLeasesReaped,
   kIdleConnections,
   kIdleConnectionsClosed,
+  kKeeperConnected,
+  kJobsTakenOver,
   kNumFamilies,
 };
 

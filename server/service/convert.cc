@@ -51,6 +51,46 @@ absl::StatusOr<kernels::OptimizerKind> FromProto(v1::OptimizerName name) {
   }
 }
 
+v1::DType ToProto(kernels::DType dtype) {
+  switch (dtype) {
+    case kernels::DType::kFloat32:
+      return v1::DTYPE_FLOAT32;
+    case kernels::DType::kBFloat16:
+      return v1::DTYPE_BFLOAT16;
+    case kernels::DType::kFloat16:
+      return v1::DTYPE_FLOAT16;
+  }
+  return v1::DTYPE_UNSPECIFIED;
+}
+
+v1::OptimizerName ToProto(kernels::OptimizerKind kind) {
+  switch (kind) {
+    case kernels::OptimizerKind::kSgd:
+      return v1::OPTIMIZER_SGD;
+    case kernels::OptimizerKind::kAdam:
+      return v1::OPTIMIZER_ADAM;
+    case kernels::OptimizerKind::kAdamW:
+      return v1::OPTIMIZER_ADAMW;
+    case kernels::OptimizerKind::kLion:
+      return v1::OPTIMIZER_LION;
+    case kernels::OptimizerKind::kAdagrad:
+      return v1::OPTIMIZER_ADAGRAD;
+  }
+  return v1::OPTIMIZER_UNSPECIFIED;
+}
+
+v1::Resume ToProto(session::Resume resume) {
+  switch (resume) {
+    case session::Resume::kAuto:
+      return v1::RESUME_AUTO;
+    case session::Resume::kNever:
+      return v1::RESUME_NEVER;
+    case session::Resume::kMust:
+      return v1::RESUME_MUST;
+  }
+  return v1::RESUME_AUTO;
+}
+
 absl::StatusOr<session::Resume> FromProto(v1::Resume resume) {
   switch (resume) {
     case v1::RESUME_AUTO:
@@ -159,6 +199,42 @@ absl::StatusOr<session::AttachRequest> FromProto(
   parsed.job.coordinator = request.coordinator();
   parsed.job.load = request.load();
   return parsed;
+}
+
+v1::AttachRequest ToProto(const session::AttachRequest& request) {
+  const session::JobSpec& spec = request.job;
+  v1::AttachRequest proto;
+  v1::JobSpec& job = *proto.mutable_job();
+  job.set_name(spec.name);
+  job.set_tenant(spec.tenant);
+  for (const layout::TensorSpec& tensor : spec.tensors) {
+    v1::Tensor& out = *job.add_tensors();
+    out.set_name(tensor.name);
+    out.mutable_shape()->Add(tensor.shape.begin(), tensor.shape.end());
+    out.set_dtype(ToProto(tensor.dtype));
+    out.set_frozen(!tensor.trainable);
+    out.set_group(tensor.group);
+  }
+  job.mutable_optimizer()->set_name(ToProto(spec.optimizer));
+  for (const kernels::HyperParameters& group : spec.groups) {
+    *job.mutable_optimizer()->add_groups() = ToProto(group);
+  }
+  job.mutable_exchange()->set_preset(spec.exchange);
+  job.set_gradient_clipping(spec.gradient_clipping);
+  job.set_bucket_bytes(spec.bucket_bytes);
+  job.set_hold_seconds(absl::ToDoubleSeconds(spec.hold));
+  const session::Placement& placement = request.placement;
+  v1::Topology& topology = *proto.mutable_topology();
+  topology.set_rank(placement.rank.value());
+  topology.set_world_size(placement.world_size);
+  topology.set_local_rank(placement.local_rank.value());
+  topology.set_local_world_size(placement.local_world_size);
+  topology.set_node_rank(placement.node_rank.value());
+  proto.set_resume(ToProto(request.resume));
+  proto.set_has_initial_values(request.has_initial_values);
+  proto.set_coordinator(spec.coordinator);
+  proto.set_load(spec.load);
+  return proto;
 }
 
 v1::AttachReply ToProto(const session::AttachReply& reply) {

@@ -16,6 +16,9 @@ namespace ballast::service {
 absl::StatusOr<session::AttachRequest> FromProto(
     const v1::AttachRequest& request);
 
+// The inverse, but for a stored state that was found.
+v1::AttachRequest ToProto(const session::AttachRequest& request);
+
 v1::AttachReply ToProto(const session::AttachReply& reply);
 v1::BeginReply ToProto(const session::BeginReply& reply);
 

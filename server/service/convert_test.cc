@@ -42,6 +42,53 @@ TEST(ConvertTest, CarriesEveryField) {
   EXPECT_EQ(parsed->placement.rank, Rank(3));
 }
 
+// What is kept of a job for the next daemon is what its workers said.
+TEST(ConvertTest, ARequestGoesThereAndBack) {
+  v1::AttachRequest request = Request();
+  v1::JobSpec* const job = request.mutable_job();
+  job->set_tenant("team");
+  job->mutable_exchange()->set_preset("zeropp weights.block=512");
+  job->set_gradient_clipping(0.25);
+  job->set_bucket_bytes(8192);
+  job->set_hold_seconds(1.5);
+  v1::Tensor* const scalar = job->add_tensors();
+  scalar->set_name("scale");
+  scalar->set_dtype(v1::DTYPE_FLOAT16);
+  scalar->set_group(1);
+  v1::ParamGroup* const group = job->mutable_optimizer()->add_groups();
+  group->set_beta1(0.9);
+  group->set_beta2(0.95);
+  group->set_eps(1e-8);
+  group->set_weight_decay(0.1);
+  group->set_momentum(0.8);
+  group->set_dampening(0.2);
+  group->set_nesterov(true);
+  group->set_lr_decay(0.3);
+  group->set_initial_accumulator_value(2);
+  v1::Topology* const topology = request.mutable_topology();
+  topology->set_world_size(8);
+  topology->set_local_rank(1);
+  topology->set_local_world_size(2);
+  topology->set_node_rank(1);
+  request.set_resume(v1::RESUME_MUST);
+  request.set_has_initial_values(true);
+  request.set_coordinator("host:1");
+  request.set_load("gpt2/step-7");
+  for (const v1::DType dtype :
+       {v1::DTYPE_FLOAT32, v1::DTYPE_BFLOAT16, v1::DTYPE_FLOAT16}) {
+    for (const v1::OptimizerName name :
+         {v1::OPTIMIZER_SGD, v1::OPTIMIZER_ADAM, v1::OPTIMIZER_ADAMW,
+          v1::OPTIMIZER_LION, v1::OPTIMIZER_ADAGRAD}) {
+      job->mutable_tensors(0)->set_dtype(dtype);
+      job->mutable_optimizer()->set_name(name);
+      const auto parsed = FromProto(request);
+      ASSERT_THAT(parsed, IsOk());
+      EXPECT_EQ(ToProto(*parsed).SerializeAsString(),
+                request.SerializeAsString());
+    }
+  }
+}
+
 TEST(ConvertTest, KnowsEveryOptimizer) {
   v1::AttachRequest request = Request();
   request.mutable_job()->mutable_optimizer()->set_name(v1::OPTIMIZER_LION);

@@ -1,0 +1,75 @@
+// What a job is and how far it has come, in memory that outlives the daemon:
+// with it the next one knows what to do with the job's other buffers. Byte
+// format, version 1, native little-endian:
+//
+//   0      RecordHeader (job_record.cc)     magic is 0 until the job runs
+//   4096   v1::KeptJob
+//   ...    two outcome slots, written in turn, from page boundaries:
+//            0    checksum    FNV-1a of all that follows
+//            8    sequence    1, 2, …; the valid slot with the larger one
+//            counts 16   bytes 24   v1::PeerFrame: the last commit or abort
+//
+// Threading: control thread only. Owns the buffer.
+#ifndef SERVER_DAEMON_JOB_RECORD_H_
+#define SERVER_DAEMON_JOB_RECORD_H_
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <span>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "proto/kept_job.pb.h"
+#include "proto/peer.pb.h"
+#include "server/base/ids.h"
+#include "server/device/device.h"
+#include "server/membership/outcome_log.h"
+
+namespace ballast::daemon {
+
+inline constexpr char kRecordName[] = "record";  // of its buffer
+
+class JobRecord final : public membership::OutcomeLog {
+ public:
+  static absl::StatusOr<std::unique_ptr<JobRecord>> Create(
+      device::Device* device, const v1::KeptJob& job);
+  // What an earlier daemon left, whatever its bytes are. DataLoss says what is
+  // wrong with it; Unavailable: the job did not run yet.
+  static absl::StatusOr<std::unique_ptr<JobRecord>> Open(
+      std::unique_ptr<device::SharedBuffer> buffer);
+
+  const v1::KeptJob& job() const { return job_; }
+
+  // Weights of the version before `first` are published: the job runs.
+  void Begin(Step first);
+  // All of the step's weights are published on this node.
+  void SetFinished(Step step);
+  Step finished() const;
+  // The weights that the step loads are in place.
+  void SetLoaded(Step step);
+  Step loaded() const;
+  void SetClosed(LocalRank rank);
+  bool is_closed(LocalRank rank) const;
+
+  // membership::OutcomeLog. ResourceExhausted: longer than a slot.
+  absl::Status Record(const v1::PeerFrame& outcome) override;
+  const std::optional<v1::PeerFrame>& last() const override { return last_; }
+
+ private:
+  struct Header;
+  JobRecord(std::unique_ptr<device::SharedBuffer> buffer, v1::KeptJob job);
+
+  Header* header() const;
+  std::span<std::byte> slot(int index) const;
+  std::optional<v1::PeerFrame> ReadSlot(int index, uint64_t* sequence) const;
+
+  const std::unique_ptr<device::SharedBuffer> buffer_;
+  const v1::KeptJob job_;
+  std::optional<v1::PeerFrame> last_;
+  uint64_t sequence_ = 0;  // of it; slot sequence & 1
+};
+
+}  // namespace ballast::daemon
+
+#endif  // SERVER_DAEMON_JOB_RECORD_H_
