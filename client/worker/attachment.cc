@@ -311,8 +311,10 @@ absl::StatusOr<Attachment> Attach(const Options& options) {
 
 absl::Status Begin(const Options& options, absl::Duration timeout,
                    Attachment& attachment) {
-  auto reply =
-      attachment.connection.channel->Begin(timeout, options.interrupted);
+  auto reply = CallAgain(attachment.connection, timeout, options.interrupted,
+                         [&](ControlChannel& channel, absl::Duration left) {
+                           return channel.Begin(left, options.interrupted);
+                         });
   if (!reply.ok()) {
     return OpenError(reply.status(), options, attachment.connection);
   }

@@ -46,6 +46,28 @@ absl::StatusOr<Connection> ConnectOnce(const std::string& path,
 
 }  // namespace
 
+absl::Status Connection::Renew(absl::Duration timeout,
+                               const Interrupted& interrupted) {
+  const base::MonotonicClock clock;
+  const absl::Time deadline = clock.Now() + timeout;
+  for (;;) {
+    if (interrupted && interrupted()) {
+      return absl::CancelledError("interrupted while the daemon was away");
+    }
+    const absl::Duration left = deadline - clock.Now();
+    const absl::Status status =
+        handle->AwaitControl(std::clamp(left, absl::ZeroDuration(), kSlice));
+    if (status.ok()) break;
+    if (!absl::IsDeadlineExceeded(status) || left <= absl::ZeroDuration()) {
+      return status;
+    }
+  }
+  ASSIGN_OR_RETURN(channel,
+                   ControlChannel::Create(handle->TakeControlFd(),
+                                          base::ToHex(handle->key().bytes)));
+  return absl::OkStatus();
+}
+
 absl::Status Backoff::Pause() {
   absl::Duration rest =
       std::min(pause_ * (0.5 + 0.5 * random_.Below(1024) / 1024), left());

@@ -4,6 +4,7 @@
 #ifndef CLIENT_WORKER_CONNECTION_H_
 #define CLIENT_WORKER_CONNECTION_H_
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -22,7 +23,32 @@ namespace ballast::worker {
 struct Connection {
   std::unique_ptr<ipc::HandleClient> handle;
   std::unique_ptr<ControlChannel> channel;
+
+  // The daemon went away and the lease did not: a keeper holds it for the next
+  // one, which gives this worker a new channel. Unavailable once nobody has the
+  // lease; DeadlineExceeded if no daemon came; Cancelled.
+  absl::Status Renew(absl::Duration timeout, const Interrupted& interrupted);
 };
+
+// `call(channel, timeout)` on the connection's channel: again on another one,
+// where a daemon that went away is replaced in time. Only for calls that may be
+// repeated.
+template <typename Fn>
+auto CallAgain(Connection& connection, absl::Duration timeout,
+               const Interrupted& interrupted, const Fn& call)
+    -> decltype(call(*connection.channel, timeout)) {
+  const base::MonotonicClock clock;
+  const absl::Time deadline = clock.Now() + timeout;
+  for (;;) {
+    const absl::Duration left =
+        std::max(deadline - clock.Now(), absl::Milliseconds(1));
+    auto result = call(*connection.channel, left);
+    if (result.ok() || !connection.channel->is_broken() ||
+        !connection.Renew(deadline - clock.Now(), interrupted).ok()) {
+      return result;
+    }
+  }
+}
 
 // InvalidArgument unless `address` is unix://, unix: or nothing before the
 // absolute path of a socket (107 bytes at most).

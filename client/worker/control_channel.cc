@@ -75,6 +75,7 @@ absl::StatusOr<std::unique_ptr<ControlChannel>> ControlChannel::Create(
       "ballast", fd.Release(), arguments);
   std::unique_ptr<ControlChannel> result(new ControlChannel());
   result->stub_ = v1::WorkerService::NewStub(channel);
+  result->channel_ = std::move(channel);
   result->key_hex_ = std::move(key_hex);
   return result;
 }
@@ -114,6 +115,10 @@ absl::Status ControlChannel::Detach(absl::Duration timeout) {
              stub_.get(), &Stub::PrepareAsyncDetach, v1::DetachRequest(),
              key_hex_, timeout, nullptr)
       .status();
+}
+
+bool ControlChannel::is_broken() const {
+  return channel_->GetState(/*try_to_connect=*/false) != GRPC_CHANNEL_READY;
 }
 
 absl::Status ControlChannel::Close(absl::Duration timeout) {

@@ -41,9 +41,13 @@ class ControlChannel {
   absl::Status Detach(absl::Duration timeout);
   absl::Status Close(absl::Duration timeout);
 
+  // Whoever had the other end has gone: an Unavailable is nobody's word.
+  bool is_broken() const;
+
  private:
   ControlChannel() = default;
 
+  std::shared_ptr<grpc::Channel> channel_;  // the stub's, which shares it
   std::unique_ptr<v1::WorkerService::Stub> stub_;
   std::string key_hex_;
 };

@@ -247,7 +247,10 @@ absl::Status Worker::CallError(const absl::Status& status,
 }
 
 absl::Status Worker::DeadlineError(WaitFor reason) {
-  auto stats = attachment_->connection.channel->GetStats(kStatsLimit);
+  auto stats =
+      Call(kStatsLimit, [](ControlChannel& channel, absl::Duration left) {
+        return channel.GetStats(left);
+      });
   std::string waiting = stats.ok() ? WaitingFor(stats->json())
                                    : absl::StrCat("it does not answer: ",
                                                   stats.status().message());
@@ -584,7 +587,9 @@ absl::Status Worker::WaitAll(absl::Duration timeout) {
 
 absl::StatusOr<std::string> Worker::Stats(absl::Duration timeout) {
   RETURN_IF_ERROR(CheckUsable());
-  auto reply = attachment_->connection.channel->GetStats(timeout);
+  auto reply = Call(timeout, [](ControlChannel& channel, absl::Duration left) {
+    return channel.GetStats(left);
+  });
   if (!reply.ok()) return CallError(reply.status(), "stats", timeout);
   return std::move(*reply->mutable_json());
 }
@@ -594,8 +599,9 @@ absl::StatusOr<SavedSnapshot> Worker::Save(const std::string& name,
   RETURN_IF_ERROR(CheckUsable());
   v1::SaveRequest request;
   request.set_name(name);
-  auto reply = attachment_->connection.channel->Save(request, timeout,
-                                                     options_.interrupted);
+  auto reply = Call(timeout, [&](ControlChannel& channel, absl::Duration left) {
+    return channel.Save(request, left, options_.interrupted);
+  });
   if (!reply.ok()) return CallError(reply.status(), "save", timeout);
   return SavedSnapshot{reply->path(), reply->step(), reply->size_bytes()};
 }
@@ -603,14 +609,20 @@ absl::StatusOr<SavedSnapshot> Worker::Save(const std::string& name,
 absl::Status Worker::Detach(absl::Duration timeout) {
   RETURN_IF_ERROR(CheckUsable());
   RETURN_IF_ERROR(Freeze());
-  const absl::Status status = attachment_->connection.channel->Detach(timeout);
+  const absl::Status status =
+      Call(timeout, [](ControlChannel& channel, absl::Duration left) {
+        return channel.Detach(left);
+      });
   return End(CallError(status, "detach", timeout), "detached");
 }
 
 absl::Status Worker::Close(absl::Duration timeout) {
   RETURN_IF_ERROR(CheckUsable());
   RETURN_IF_ERROR(Freeze());
-  const absl::Status status = attachment_->connection.channel->Close(timeout);
+  const absl::Status status =
+      Call(timeout, [](ControlChannel& channel, absl::Duration left) {
+        return channel.Close(left);
+      });
   return End(CallError(status, "close", timeout), "closed");
 }
 

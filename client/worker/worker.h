@@ -19,6 +19,8 @@
 // freeze them: copies of that moment, at the same addresses. Where weights are
 // not resident (secondary_partition=none), params() are there from Gather to
 // GiveBack, Detach or Close, and not frozen.
+// A daemon that is replaced while a keeper holds the lease is a pause: waits go
+// on, calls are made again.
 // Errors: the daemon's code and text. ResumeStep() tells those after which
 // the session goes on: compute that step (again). Unavailable: the daemon is
 // gone. DeadlineExceeded: says whom the daemon waits for; the call may be
@@ -195,6 +197,11 @@ class Worker {
   absl::Status WaitBuckets(int first, int last, absl::Time deadline);
   absl::StatusOr<StepResult> Conclude(const StepRequest& request,
                                       absl::Time deadline);
+  template <typename Fn>
+  auto Call(absl::Duration timeout, const Fn& call) {
+    return CallAgain(attachment_->connection, timeout, options_.interrupted,
+                     call);
+  }
   std::string Describe(WaitFor reason) const;
   absl::Status CallError(const absl::Status& status, std::string_view call,
                          absl::Duration timeout) const;
