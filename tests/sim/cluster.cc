@@ -60,6 +60,13 @@ Cluster::Daemon::Daemon(Cluster* cluster, int rank)
   leaves.io = &io;
   options.snapshots.every_steps = scenario.snapshot_every;
   node = std::make_unique<daemon::Node>(leaves, options);
+  if (cluster->keepers_.empty()) return;
+  SimVault& vault = cluster->keepers_[rank]->vault;
+  node->TakeOver({.vault = &vault,
+                  .found = vault.Found(),
+                  .adopt_worker = [this, cluster](base::Kept worker) {
+                    return cluster->AdoptWorker(node.get(), worker);
+                  }});
 }
 
 Cluster::Cluster(const Scenario& scenario, uint64_t seed,
@@ -88,6 +95,12 @@ Cluster::Cluster(const Scenario& scenario, uint64_t seed,
       last_version_(scenario.world_size(), scenario.first_version - 1),
       is_fault_taken_(scenario.faults.size()) {
   if (scenario.has_interfaces) links_.ShareInterfaces(&world_);
+  const bool has_keepers = std::any_of(
+      scenario.faults.begin(), scenario.faults.end(),
+      [](const Fault& fault) { return fault.kind == Fault::Kind::kRestart; });
+  for (int n = 0; has_keepers && n < scenario.nodes; ++n) {
+    keepers_.push_back(std::make_unique<Keeper>());
+  }
   result_.weights.resize(scenario.first_version);  // not seen here
   for (int n = 0; n < scenario.nodes; ++n) {
     daemons_.push_back(std::make_unique<Daemon>(this, n));
@@ -131,7 +144,9 @@ Result Cluster::Run() {
 }
 
 void Cluster::StartWorker(int rank, int life) {
-  if (daemons_[rank / scenario_.workers] == nullptr) return;  // nobody answers
+  if (daemons_[rank / scenario_.workers] == nullptr && keepers_.empty()) {
+    return;  // nobody answers, ever
+  }
   const WorkerId id{rank, life};
   lives_[rank] = life;
   workers_[rank] = std::make_unique<SimWorker>(this, id, seeds_.Next());
@@ -152,11 +167,24 @@ bool Cluster::IsOver() const {
 
 void Cluster::CallNode(int node,
                        absl::AnyInvocable<void(daemon::Node&) &&> fn) {
-  if (daemons_[node] == nullptr) return;
-  daemons_[node]->process.Post(
-      [daemon = daemons_[node].get(), fn = std::move(fn)]() mutable {
-        std::move(fn)(*daemon->node);
-      });
+  if (keepers_.empty()) {
+    if (daemons_[node] == nullptr) return;
+    daemons_[node]->process.Post(
+        [daemon = daemons_[node].get(), fn = std::move(fn)]() mutable {
+          std::move(fn)(*daemon->node);
+        });
+    return;
+  }
+  auto call = std::make_shared<Call>(std::move(fn));
+  keepers_[node]->calls.push_back(call);
+  if (daemons_[node] != nullptr) PostCall(node, std::move(call));
+}
+
+void Cluster::PostCall(int node, std::shared_ptr<Call> call) {
+  daemons_[node]->process.Post([this, node, call] {
+    std::erase(keepers_[node]->calls, call);
+    std::move (*call)(*daemons_[node]->node);
+  });
 }
 
 void Cluster::CallWorker(WorkerId id,
@@ -210,6 +238,40 @@ void Cluster::Crash(WorkerId id, const Fault& fault) {
   });
 }
 
+void Cluster::Restart(int node, absl::Duration away) {
+  daemons_[node].reset();
+  world_.Note(absl::StrCat("the daemon of node ", node, " has gone"));
+  ++restarts_pending_;
+  world_.PostAfter(away, [this, node] {
+    --restarts_pending_;
+    daemons_[node] = std::make_unique<Daemon>(this, node);
+    for (const auto& call : keepers_[node]->calls) PostCall(node, call);
+  });
+}
+
+void Cluster::KillNow(int node, absl::Duration away) {
+  keepers_[node]->vault.Freeze();
+  daemons_[node]->process.Pause();
+  // Not from inside the process that dies.
+  world_.Post([this, node, away] { Restart(node, away); });
+}
+
+absl::StatusOr<std::string> Cluster::AdoptWorker(daemon::Node* node,
+                                                 const base::Kept& worker) {
+  const auto note = SimWorkerNote::FromText(worker.note);
+  const std::string key = note.key();
+  node->sessions().OnConnected(key, AdoptSimLink(this, note));
+  const SimWorker* const alive = workers_[note.id.rank].get();
+  if (alive == nullptr || alive->id() != note.id) {
+    // As its pidfd would say.
+    CallNode(note.id.rank / scenario_.workers, [key](daemon::Node& daemon) {
+      daemon.sessions().OnDisconnected(
+          key, absl::UnavailableError("the worker process exited"));
+    });
+  }
+  return key;
+}
+
 // Faults of daemons and links, when the first rank computes their step.
 void Cluster::ActOnVersion(int64_t version) {
   for (int n = 0; n < scenario_.nodes; ++n) {
@@ -223,6 +285,13 @@ void Cluster::ActOnVersion(int64_t version) {
               absl::UnavailableError("the daemon died"));
         }
       });
+    }
+    if (const Fault* const restart =
+            TakeFault(Fault::Kind::kRestart, n, version + 1)) {
+      // At any moment of the step.
+      const auto away = restart->back_after.value_or(absl::Milliseconds(20));
+      world_.PostAfter(absl::Microseconds(world_.random().Below(4000)),
+                       [this, n, away] { Restart(n, away); });
     }
     const Fault* const cut = TakeFault(Fault::Kind::kPartition, n, version + 1);
     if (cut == nullptr) continue;
@@ -447,6 +516,11 @@ void Cluster::CheckNothingIsLeft() {
   links_.HealAll();
   if (!world_.RunUntilIdle(kMaxEvents)) {
     OnViolation("I28: there is no end of events");
+  }
+  for (size_t n = 0; n < keepers_.size(); ++n) {
+    for (const auto& [name, item] : keepers_[n]->vault.items()) {
+      OnViolation(absl::StrCat("I28: node ", n, " still keeps ", name));
+    }
   }
   for (size_t n = 0; n < daemons_.size(); ++n) {
     if (daemons_[n] == nullptr) continue;

@@ -18,6 +18,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -26,11 +27,15 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "kernels/kernels.h"
 #include "server/base/random.h"
 #include "server/base/sim_compute_pool.h"
 #include "server/base/sim_executor.h"
+#include "server/base/vault.h"
 #include "server/daemon/node.h"
 #include "server/device/host/host_device.h"
 #include "server/snapshot/files/file_system.h"
@@ -41,6 +46,7 @@
 #include "tests/sim/reference_model.h"
 #include "tests/sim/scenario.h"
 #include "tests/sim/sim_peer_plane.h"
+#include "tests/sim/sim_vault.h"
 #include "tests/sim/sim_worker.h"
 #include "tests/sim/sim_world.h"
 
@@ -82,6 +88,9 @@ class Cluster final : public SimWorld {
   const Result& so_far() const { return result_; }
   daemon::Node& node(int rank) { return *daemons_[rank]->node; }
   transport::InprocPeerNetwork& frames() { return peers_; }
+  // The daemon dies at this instruction of its own, and the next one goes on
+  // after `away`. Where there is a keeper.
+  void KillNow(int node, absl::Duration away);
 
   // SimWorld
   base::SimExecutor& clock() override { return world_; }
@@ -100,6 +109,15 @@ class Cluster final : public SimWorld {
   void OnViolation(const std::string& what) override;
 
  private:
+  // A call of a worker, which makes it again if the daemon is replaced before
+  // it came to it.
+  using Call = absl::AnyInvocable<void(daemon::Node&) &&>;
+  // What outlives a node's daemon, where there is a keeper.
+  struct Keeper {
+    SimVault vault;
+    std::deque<std::shared_ptr<Call>> calls;  // not yet run
+  };
+
   struct Daemon {
     Daemon(Cluster* cluster, int rank);
     // Members go in reverse order: a crash. Nothing runs in between.
@@ -116,6 +134,10 @@ class Cluster final : public SimWorld {
   };
 
   void StartWorker(int rank, int life);
+  void Restart(int node, absl::Duration away);
+  void PostCall(int node, std::shared_ptr<Call> call);
+  absl::StatusOr<std::string> AdoptWorker(daemon::Node* node,
+                                          const base::Kept& worker);
   bool IsOver() const;
   void ActOnVersion(int64_t version);
   void CheckOwnership();
@@ -136,6 +158,8 @@ class Cluster final : public SimWorld {
   transport::InprocPeerNetwork peers_;
   ReferenceModel reference_;
   Corruption corruption_;
+  // By node; empty: there are no keepers.
+  std::vector<std::unique_ptr<Keeper>> keepers_;
   std::vector<std::unique_ptr<Daemon>> daemons_;     // null: dead
   std::vector<std::unique_ptr<SimWorker>> workers_;  // by rank; null: dead
   std::vector<int> lives_;                           // by rank

@@ -174,7 +174,7 @@ class Drawing {
   void DrawFault(int step) {
     const int rank = Below(nodes_ * workers_);
     const std::string at = absl::StrCat("at step ", step, " ");
-    switch (Below(6)) {
+    switch (Below(7)) {
       case 0:
         // Rank 0's would be weights.
         if (step == load_step_) return;
@@ -193,6 +193,12 @@ class Drawing {
         if (nodes_ > 1 && profile_ != Profile::kDeath) {
           has_node_faults_ = true;
           Say(at, "cut node ", Below(nodes_), " back ", Between(1, 8000), "ms");
+        }
+        return;
+      case 4:
+        // Jobs of several nodes, or without resident weights, are not kept.
+        if (nodes_ == 1 && !gathers_ && profile_ != Profile::kDisk) {
+          Say(at, "restart node 0 back ", Between(1, 500), "ms");
         }
         return;
       default:

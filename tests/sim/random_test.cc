@@ -51,12 +51,14 @@ TEST(RandomTest, SurvivesManyFaults) {
 }
 
 TEST(RandomTest, AllHearOfTheEnd) {  // I23
-  ExpectAllBut({Fault::Kind::kCorrupt}, RunSeeds(Profile::kDeath, 0, 100));
+  ExpectAllBut({Fault::Kind::kCorrupt, Fault::Kind::kRestart},
+               RunSeeds(Profile::kDeath, 0, 100));
 }
 
 TEST(RandomTest, GoesOnFromWhatTheDiskKept) {  // I17, I20, I27
-  ExpectAllBut({Fault::Kind::kCorrupt, Fault::Kind::kDaemonDies},
-               RunSeeds(Profile::kDisk, 0, 100));
+  ExpectAllBut(
+      {Fault::Kind::kCorrupt, Fault::Kind::kDaemonDies, Fault::Kind::kRestart},
+      RunSeeds(Profile::kDisk, 0, 100));
 }
 
 TEST(RandomTest, ASeedIsOneSchedule) {

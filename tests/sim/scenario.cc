@@ -191,8 +191,9 @@ absl::Status ParseCorruption(Line* line, Fault* fault) {
 }
 
 // In the order of Fault::Kind.
-constexpr std::string_view kFaultNames[] = {
-    "nan", "infinity", "lr", "crash", "kill", "slow", "cut", "corrupt"};
+constexpr std::string_view kFaultNames[] = {"nan",   "infinity", "lr",
+                                            "crash", "kill",     "slow",
+                                            "cut",   "corrupt",  "restart"};
 static_assert(std::size(kFaultNames) == Fault::kNumKinds);
 
 // at step S WHAT (rank R | node N) [value] [for|back after DURATION]

@@ -34,8 +34,9 @@ struct Fault {
     kSlow,        // rank waits before it pushes
     kPartition,   // node is cut off from the others
     kCorrupt,     // a bit of the node's published weights flips
+    kRestart,     // node's daemon dies; the next goes on with what was kept
   };
-  static constexpr size_t kNumKinds = 8;
+  static constexpr size_t kNumKinds = 9;
   Kind kind;
   int64_t step = 1;
   int where = 0;  // rank, or node

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <sstream>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "server/session/session.h"
 #include "tests/sim/gradients.h"
@@ -42,6 +44,10 @@ class SimLink final : public session::WorkerLink {
   void OnWake() override {
     world_->CallWorker(id_, [](SimWorker& worker) { worker.OnWake(); });
   }
+  absl::Status Keep(base::Vault* vault, std::string_view name) const override {
+    const int fd = memory_->segments.at(proto::SegmentKind::kControlBlock).fd();
+    return vault->Put(name, SimWorkerNote{id_}.ToText(), std::span(&fd, 1));
+  }
   void Close(const absl::Status& why) override {
     world_->CallWorker(id_,
                        [why](SimWorker& worker) { worker.OnLinkClosed(why); });
@@ -78,10 +84,30 @@ proto::GroupValues ToValues(kernels::OptimizerKind kind,
 
 }  // namespace
 
+std::string SimWorkerNote::key() const {
+  return absl::StrCat("rank-", id.rank, "-life-", id.life);
+}
+
+std::string SimWorkerNote::ToText() const {
+  return absl::StrCat(id.rank, " ", id.life);
+}
+
+SimWorkerNote SimWorkerNote::FromText(const std::string& text) {
+  SimWorkerNote note;
+  std::istringstream(text) >> note.id.rank >> note.id.life;
+  return note;
+}
+
+std::unique_ptr<session::WorkerLink> AdoptSimLink(SimWorld* world,
+                                                  const SimWorkerNote& note) {
+  return std::make_unique<SimLink>(world, note.id,
+                                   std::make_shared<SimWorker::Memory>());
+}
+
 SimWorker::SimWorker(SimWorld* world, WorkerId id, uint64_t seed)
     : world_(world),
       id_(id),
-      key_(absl::StrCat("rank-", id.rank, "-life-", id.life)),
+      key_(SimWorkerNote{id}.key()),
       node_(id.rank / world->scenario().workers),
       process_(&world->clock(), key_),
       random_(seed),
@@ -114,6 +140,8 @@ void SimWorker::Start() {
   world_->CallNode(
       node_, [world = world_, id = id_, key = key_, request = MakeRequest(),
               link = std::move(link)](daemon::Node& node) mutable {
+        // If it came before, and was told to try again.
+        node.sessions().OnDisconnected(key, absl::UnavailableError("again"));
         node.sessions().OnConnected(key, std::move(link));
         node.sessions().AttachWhenKnown(
             key, std::move(request),
@@ -136,6 +164,10 @@ void SimWorker::Start() {
 void SimWorker::OnAttached(absl::StatusOr<session::AttachReply> reply,
                            std::shared_ptr<layout::Layout> layout,
                            std::shared_ptr<layout::GatherUnits> units) {
+  if (absl::EndsWith(reply.status().message(), "try again")) {
+    process_.PostAfter(absl::Milliseconds(50), [this] { Start(); });
+    return;
+  }
   if (!reply.ok()) return End(reply.status());
   layout_ = std::move(layout);
   units_ = std::move(units);

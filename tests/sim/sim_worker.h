@@ -24,11 +24,23 @@
 #include "server/layout/gather_units.h"
 #include "server/layout/layout.h"
 #include "server/session/job_spec.h"
+#include "server/session/session.h"
 #include "tests/sim/scenario.h"
 #include "tests/sim/sim_gather.h"
 #include "tests/sim/sim_world.h"
 
 namespace ballast::sim {
+
+// The daemon's end of the connection of a worker that an earlier daemon left;
+// `note` is what it left of it (its key, too).
+struct SimWorkerNote {
+  WorkerId id;
+  std::string key() const;
+  std::string ToText() const;
+  static SimWorkerNote FromText(const std::string& text);
+};
+std::unique_ptr<session::WorkerLink> AdoptSimLink(SimWorld* world,
+                                                  const SimWorkerNote& note);
 
 class SimWorker {
  public:
