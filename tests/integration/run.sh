@@ -5,10 +5,11 @@ set -eu
 root=$(CDPATH= cd -- "$(dirname -- "$0")/../.." && pwd)
 : "${BALLASTD=$root/server/daemon/ballastd}"
 : "${BALLASTCTL=$root/client/ctl/ballastctl}"
+: "${BALLAST_KEEPER=$root/server/keeper/ballast-keeper}"
 : "${BALLAST_LIBRARY=$root/client/capi/libballast.so}"
 BALLAST_TRAIN_GPT="$root/client/python/examples/train_gpt.py"
 PYTHONPATH="$root/client/python:$root/tests/golden:$root/tests/integration"
 PYTHONDONTWRITEBYTECODE=1
-export BALLASTD BALLASTCTL BALLAST_LIBRARY BALLAST_TRAIN_GPT PYTHONPATH \
+export BALLASTD BALLASTCTL BALLAST_KEEPER BALLAST_LIBRARY BALLAST_TRAIN_GPT PYTHONPATH \
   PYTHONDONTWRITEBYTECODE
 exec timeout -k 10 "${TEST_TIMEOUT:-600}" /usr/bin/python3 "$root/tests/integration/$1"

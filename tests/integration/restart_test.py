@@ -1,0 +1,328 @@
+"""Daemons that are killed, stopped and started again while a job runs: its
+workers only see a pause, and no bit changes (I20)."""
+
+import glob
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import unittest
+import unittest.mock
+
+import lab
+
+if not lab.missing():
+    import numpy as np
+    import ballast
+    import job
+
+_ADAMW = {"name": "adamw", "lr": 0.01, "betas": (0.9, 0.95), "eps": 1e-8,
+          "weight_decay": 0.1}
+_KEEPER = os.environ.get("BALLAST_KEEPER", "")
+
+# One rank of the reference job; its last line is a digest of what it ends with.
+_WORKER = """
+import hashlib, os, sys, time
+import ballast, job
+steps, pause, exchange = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
+s = ballast.Session(tensors=job.initial(), bucket_bytes=8192, timeout=120,
+                    optimizer=dict(name="adamw", lr=0.01, betas=(0.9, 0.95),
+                                   eps=1e-8, weight_decay=0.1),
+                    gradient_clipping=1.0, exchange=exchange)
+print("open", s.open_step, s.cursor.decode(), flush=True)
+for step in s.steps(steps):
+    job.fill(s, step)
+    s.param_groups[0]["lr"] = job.learning_rate(step)
+    s.push("head")
+    time.sleep(pause)
+    result = s.step(cursor=b"after %d" % step)
+    print("step", step, flush=True)
+assert s.cursor == b"after %d" % steps, s.cursor
+assert "summary" in s.stats(), s.stats()
+digest = hashlib.sha256()
+for name in sorted(s.params):
+    digest.update(s.params[name].tobytes())
+digest.update(repr((result.step, result.grad_norm, result.lr)).encode())
+s.close()
+print("digest", digest.hexdigest(), flush=True)
+"""
+
+
+class Keeper:
+    """A ballast-keeper in a daemon's directory."""
+
+    def __init__(self, directory):
+        self.socket = directory + "/keeper.sock"
+        self.process = subprocess.Popen([_KEEPER, "--socket", self.socket])
+        lab.poll(lambda: os.path.exists(self.socket), "the keeper listens")
+
+    def memfds(self):
+        return memfds_of(self.process.pid)
+
+    def end(self, number=signal.SIGKILL):
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.process.wait(timeout=lab.PATIENCE)
+
+
+def memfds_of(pid):
+    count = 0
+    for path in glob.glob("/proc/%d/fd/*" % pid):
+        try:
+            count += os.readlink(path).startswith("/memfd:")
+        except OSError:
+            pass
+    return count
+
+
+@unittest.skipIf(not os.path.exists(_KEEPER), "BALLAST_KEEPER is not there")
+class RestartTest(lab.TestCase):
+
+    def setUp(self):
+        super().setUp()
+        path = os.pathsep.join(sys.path)
+        patch = unittest.mock.patch.dict(os.environ, PYTHONPATH=path)
+        patch.start()
+        self.addCleanup(patch.stop)
+
+    def start_kept(self, *overrides, **options):
+        """A daemon and its keeper."""
+        daemon = self.start_daemon(*overrides, **options)
+        keeper = Keeper(daemon.directory)
+        self.addCleanup(keeper.end)
+        daemon.signal(signal.SIGTERM)
+        daemon.wait()
+        daemon.command += ["--set", "keeper.socket=" + keeper.socket]
+        return daemon.start(), keeper
+
+    def start_job(self, daemon, steps, pause=0.0, exchange="exact", world=2):
+        return [self.start_worker(daemon, _WORKER, steps, pause, exchange,
+                                  rank=rank, world=world)
+                for rank in range(world)]
+
+    def digests(self, workers):
+        """What the ranks end with: one digest."""
+        found = set()
+        for worker in workers:
+            code, output = worker.finish()
+            self.assertEqual(code, 0, output)
+            found.add(re.search(r"digest (\w+)", output).group(1))
+        self.assertEqual(len(found), 1, found)
+        return found.pop()
+
+    def undisturbed(self, steps, exchange="exact"):
+        return self.digests(
+            self.start_job(self.start_daemon(), steps, exchange=exchange))
+
+    def check_restarts(self, number, times, exchange="exact", steps=150):
+        """The daemon gets the signal again and again during a run."""
+        expected = self.undisturbed(steps, exchange)
+        daemon, keeper = self.start_kept()
+        fds = daemon.fds()
+        workers = self.start_job(daemon, steps, 0.02, exchange)
+        pids = [worker.pid for worker in workers]
+        for worker in workers:
+            worker.expect("step 1")
+        generator = random.Random(exchange)
+        done = 0
+        while done < times and all(w.process.poll() is None for w in workers):
+            time.sleep(generator.uniform(0.0, 0.15))
+            daemon.signal(number)
+            code = daemon.wait()
+            self.assertEqual(code, 0 if number == signal.SIGTERM else 137)
+            daemon.start()
+            done += 1
+        print("restarts: %d" % done, file=sys.stderr)
+        self.assertEqual(self.digests(workers), expected, daemon.log())
+        self.assertGreater(done, times // 2)
+        self.assertEqual([worker.pid for worker in workers], pids)
+        # Nothing is left behind (I28).
+        lab.poll(lambda: daemon.memfds() == 0, "the daemon's memory is freed")
+        lab.poll(lambda: keeper.memfds() == 0, "the keeper's memory is freed")
+        lab.poll(lambda: daemon.fds() <= fds, "descriptors are closed")
+
+    def test_killed_at_any_moment(self):
+        self.check_restarts(signal.SIGKILL, 20)
+
+    def test_killed_with_zeropp(self):
+        self.check_restarts(signal.SIGKILL, 6, "zeropp", 60)
+
+    def test_killed_with_delta4(self):
+        self.check_restarts(signal.SIGKILL, 6, "delta4", 60)
+
+    def test_stopped_by_sigterm(self):
+        self.check_restarts(signal.SIGTERM, 6, steps=80)
+
+    def test_killed_at_every_failpoint(self):
+        """Where a death between two events of the daemon never falls."""
+        if subprocess.run([os.environ["BALLASTD"], "--failpoints", "x=kill",
+                           "--print-config"], stdout=subprocess.DEVNULL,
+                          stderr=subprocess.DEVNULL).returncode != 0:
+            self.skipTest("ballastd was built without --define=failpoints=on")
+        steps = 8
+        expected = self.undisturbed(steps)
+        for point, hit in (("daemon.outcome", 3), ("engine.recorded", 3),
+                           ("engine.told", 3), ("engine.publish", 70),
+                           ("engine.publish", 53), ("optimizer.chunk.open", 5),
+                           ("optimizer.chunk.updated", 7),
+                           ("optimizer.chunk.open", 60)):
+            with self.subTest(point=point, hit=hit):
+                daemon, _ = self.start_kept()
+                daemon.signal(signal.SIGTERM)
+                daemon.wait()
+                usual = daemon.command
+                daemon.command = usual + [
+                    "--failpoints", "%s=kill@%d" % (point, hit)]
+                daemon.start()
+                workers = self.start_job(daemon, steps)
+                self.assertEqual(daemon.wait(), 137)
+                # It dies once more while it takes the job over.
+                hasty = usual + ["--failpoints", "daemon.taken_over=kill"]
+                done = subprocess.run(hasty, stdout=subprocess.DEVNULL,
+                                      stderr=subprocess.DEVNULL,
+                                      timeout=lab.PATIENCE)
+                self.assertEqual(done.returncode, -signal.SIGKILL)
+                daemon.command = usual
+                daemon.start()
+                self.assertEqual(self.digests(workers), expected, point)
+
+    def test_a_worker_that_dies_meanwhile(self):
+        expected = self.undisturbed(6)
+        daemon, _ = self.start_kept()
+        survivor, victim = self.start_job(daemon, 6, 0.1)
+        victim.expect("step 2")
+        daemon.signal(signal.SIGKILL)
+        daemon.wait()
+        victim.kill()
+        daemon.start()
+        lab.poll(lambda: "worker left" in daemon.log(), "its end is noticed")
+        replacement = self.start_worker(daemon, _WORKER, 6, 0, "exact",
+                                        rank=1, world=2)
+        self.assertIn("after", replacement.expect("open"))
+        self.assertEqual(self.digests([survivor, replacement]), expected)
+
+    def test_a_worker_that_was_missing_is_replaced_later(self):
+        expected = self.undisturbed(6)
+        daemon, _ = self.start_kept()
+        survivor, victim = self.start_job(daemon, 6, 0.1)
+        victim.expect("step 2")
+        victim.kill()
+        lab.poll(lambda: "worker left" in daemon.log(), "its end is noticed")
+        daemon.signal(signal.SIGKILL)
+        daemon.wait()
+        daemon.start()
+        replacement = self.start_worker(daemon, _WORKER, 6, 0, "exact",
+                                        rank=1, world=2)
+        self.assertEqual(self.digests([survivor, replacement]), expected)
+
+    def test_ranks_that_closed_stay_closed(self):
+        daemon, keeper = self.start_kept()
+
+        def other():
+            with daemon.session(1, 2, job.initial(), optimizer=_ADAMW) as s:
+                job.train(s, 1)
+
+        thread = threading.Thread(target=other, daemon=True)
+        thread.start()
+        with daemon.session(0, 2, job.initial(), optimizer=_ADAMW) as first:
+            job.train(first, 1)
+            thread.join(lab.PATIENCE)
+            daemon.signal(signal.SIGKILL)
+            daemon.wait()
+            daemon.start()
+            workers = daemon.control("job", "job")["workers"]
+            self.assertEqual([w["state"] for w in workers],
+                             ["ready", "closed"])
+        lab.poll(lambda: keeper.memfds() == 0, "the job has ended")
+
+    def test_a_second_daemon_is_refused(self):
+        daemon, keeper = self.start_kept()
+        for command, message in (
+                (daemon.command, "a running process"),
+                (daemon.command + [
+                    "--set", "listen.workers=unix://%s/b" % daemon.directory,
+                    "--set", "listen.admin=unix://%s/c" % daemon.directory],
+                 "a daemon (pid %d) is connected" % daemon.pid)):
+            done = subprocess.run(command, stdout=subprocess.PIPE,
+                                  stderr=subprocess.STDOUT, text=True,
+                                  timeout=lab.PATIENCE)
+            self.assertEqual(done.returncode, 1)
+            self.assertIn(message, done.stdout)
+        self.assertEqual(self.digests(self.start_job(daemon, 2)),
+                         self.undisturbed(2))
+        del keeper
+
+    def test_a_keeper_that_dies_is_replaced(self):
+        expected = self.undisturbed(40)
+        daemon, keeper = self.start_kept(http=True)
+        workers = self.start_job(daemon, 40, 0.1)
+        workers[0].expect("step 2")
+        keeper.end()
+        lab.poll(lambda: "ballast_keeper_connected 0" in daemon.metrics(),
+                 "the daemon says so")
+        keeper = Keeper(daemon.directory)
+        self.addCleanup(keeper.end)
+        lab.poll(lambda: "ballast_keeper_connected 1" in daemon.metrics(),
+                 "the daemon has found it")
+        lab.poll(lambda: keeper.memfds() > 0, "it has the job")
+        daemon.signal(signal.SIGKILL)
+        daemon.wait()
+        daemon.start()
+        self.assertEqual(self.digests(workers), expected)
+        self.assertIn('ballast_jobs_taken_over_total{outcome="ok"} 1',
+                      daemon.metrics())
+
+    def test_both_dead_is_the_end(self):  # I23
+        daemon, keeper = self.start_kept()
+        worker = self.start_job(daemon, 1000, 0.1, world=1)[0]
+        worker.expect("step 1")
+        daemon.signal(signal.SIGKILL)
+        daemon.wait()
+        time.sleep(0.3)
+        self.assertIsNone(worker.process.poll())  # it waits
+        keeper.end()
+        code, output = worker.finish()
+        self.assertNotEqual(code, 0)
+        self.assertIn("went away", output)
+
+    def test_another_number_of_threads_is_refused(self):
+        daemon, keeper = self.start_kept("compute.threads=1")
+        worker = self.start_job(daemon, 1000, 0.1, world=1)[0]
+        worker.expect("step 1")
+        daemon.signal(signal.SIGKILL)
+        daemon.wait()
+        daemon.command += ["--set", "compute.threads=2"]
+        daemon.start()
+        code, output = worker.finish()
+        self.assertNotEqual(code, 0)
+        self.assertIn("went away", output)
+        self.assertIn("start it with compute.threads=1 or fewer", daemon.log())
+        lab.poll(lambda: keeper.memfds() == 0, "the memory is freed")
+
+    def test_a_daemon_may_start_its_keeper(self):
+        daemon = self.start_daemon()
+        daemon.signal(signal.SIGTERM)
+        daemon.wait()
+        socket = daemon.directory + "/own.sock"
+        daemon.command += ["--set", "keeper.socket=" + socket,
+                           "--set", "keeper.program=" + _KEEPER]
+        daemon.start()
+        expected = self.undisturbed(20)
+        workers = self.start_job(daemon, 20, 0.05)
+        workers[0].expect("step 2")
+        daemon.signal(signal.SIGKILL)
+        daemon.wait()
+        daemon.start()
+        self.assertEqual(self.digests(workers), expected)
+        # It goes with the last daemon, which leaves nothing.
+        daemon.signal(signal.SIGTERM)
+        daemon.wait()
+        lab.poll(lambda: not os.path.exists(socket), "the keeper has ended")
+
+
+if __name__ == "__main__":
+    unittest.main()
