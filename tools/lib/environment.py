@@ -16,6 +16,7 @@ PYTHON = os.path.join(ROOT, "client", "python")
 _PROGRAMS = {
     "BALLASTD": "//server/daemon:ballastd",
     "BALLASTCTL": "//client/ctl:ballastctl",
+    "BALLAST_KEEPER": "//server/keeper:ballast-keeper",
     "BALLAST_LIBRARY": "//client/capi:libballast.so",
 }
 
@@ -42,8 +43,10 @@ def build() -> Dict[str, str]:
 
 
 def given_or_built() -> Dict[str, str]:
-    """The paths in the environment, if all of them are set and exist."""
-    given = {name: os.environ.get(name, "") for name in _PROGRAMS}
+    """The paths in the environment, if all of them are set and exist (but for
+    the keeper, which is not needed)."""
+    given = {name: os.environ.get(name, "") for name in _PROGRAMS
+             if name != "BALLAST_KEEPER"}
     if all(os.path.exists(path) for path in given.values()):
         return given
     return build()
@@ -55,6 +58,7 @@ def _shell(programs: Dict[str, str]) -> str:
     for name, folder in (
             ("PATH", os.path.dirname(programs["BALLASTD"])),
             ("PATH", os.path.dirname(programs["BALLASTCTL"])),
+            ("PATH", os.path.dirname(programs["BALLAST_KEEPER"])),
             ("PYTHONPATH", PYTHON)):
         quoted = shlex.quote(folder)
         lines.append(

@@ -120,6 +120,7 @@ class Child:
         self.restarts = 0
         self.prefix = b""
         self.is_worker = False
+        self.is_kept = False  # a daemon whose next life goes on with its jobs
         self.end_reported = False
         self.process: "Optional[subprocess.Popen[bytes]]" = None
         self.log_file: Optional[BinaryIO] = None
@@ -172,8 +173,9 @@ class Launcher:
     Args:
       directory: of pid files and logs; made if missing. By default
         $BALLAST_LAB_DIR, else a new temporary directory. It is kept.
-      max_restarts: how many dead workers, in all, are started again with the
-        same command and environment (TORCHELASTIC_RESTART_COUNT counts up).
+      max_restarts: how many dead workers, and daemons whose jobs a keeper
+        holds, are started again, in all, with the same command and environment
+        (TORCHELASTIC_RESTART_COUNT counts up).
       output: binary stream for the workers' lines; sys.stdout by default.
     """
 
@@ -209,9 +211,12 @@ class Launcher:
             self._old_handlers.clear()
 
     def start_daemon(self, node: int, argv: Sequence[str],
-                     env: Optional[Mapping[str, str]] = None) -> Child:
-        """Starts daemon ``node``; see wait_for_daemon for readiness."""
+                     env: Optional[Mapping[str, str]] = None,
+                     is_kept: bool = False) -> Child:
+        """Starts daemon ``node``; see wait_for_daemon for readiness.
+        ``is_kept``: it has a keeper, and may be started again."""
         child = Child("daemon-%d" % node, argv, env, self.directory)
+        child.is_kept = is_kept
         self.daemons.append(child)
         self._spawn(child, fresh_log=True)
         return child
@@ -331,7 +336,13 @@ class Launcher:
 
     def _check_workers(self) -> bool:
         for daemon in self.daemons:
-            if daemon.poll() is not None and not daemon.end_reported:
+            if daemon.poll() is None or daemon.end_reported:
+                continue
+            if (daemon.is_kept and self.restarts < self.max_restarts
+                    and self._failure == 0):
+                self._finish(daemon)
+                self._restart(daemon)
+            else:
                 daemon.end_reported = True
                 self._say("launcher: %s %s; see %s" %
                           (daemon.name, daemon.describe_end(), daemon.log))

@@ -4,11 +4,13 @@
 
 starts a daemon if none answers at BALLAST_ADDRESS, runs `script.py` in W
 worker processes with torchrun's variables and Ballast's, prefixes their
-output, starts a dead worker again (at most K times in all) and ends
-everything by process id. The exit code is 0 if every worker's was.
+output, starts a dead worker or its own dead daemon again (at most K times in
+all; a keeper holds the job meanwhile) and ends everything by process id. The
+exit code is 0 if every worker's was.
 
-Environment: BALLAST_ADDRESS (a running daemon), BALLASTD (the program to start
-otherwise; default: from PATH), BALLAST_JOB (default: run-PID),
+Environment: BALLAST_ADDRESS (a running daemon), BALLASTD and BALLAST_KEEPER
+(the programs to start otherwise; default: ballastd and ballast-keeper from
+PATH, and no keeper if there is none), BALLAST_JOB (default: run-PID),
 BALLAST_LAB_DIR (pids and logs; default: a new temporary directory, kept).
 """
 
@@ -30,6 +32,11 @@ listen:
   health: "off"
   peer: "off"
 """
+_KEEPER_CONFIG = """\
+keeper:
+  socket: "{socket}"
+  program: "{program}"
+"""
 
 
 def _parse(argv: List[str]) -> argparse.Namespace:
@@ -39,7 +46,8 @@ def _parse(argv: List[str]) -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=1, metavar="W",
                         help="worker processes, 1 by default")
     parser.add_argument("--max-restarts", type=int, default=0, metavar="K",
-                        help="dead workers to start again, in all")
+                        help="dead workers, and daemons, to start again, in "
+                        "all")
     parser.add_argument("script", help="a Python script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER,
                         help="what the script gets")
@@ -64,6 +72,12 @@ def find_daemon() -> str:
     return path
 
 
+def find_keeper() -> Optional[str]:
+    """The program that holds jobs while the daemon is started again."""
+    path = os.environ.get("BALLAST_KEEPER") or shutil.which("ballast-keeper")
+    return os.path.abspath(path) if path and os.access(path, os.X_OK) else None
+
+
 def _socket_path(address: Optional[str], directory: str) -> str:
     return launch.socket_path(address) if address else os.path.join(
         directory, "ballastd.sock")
@@ -74,13 +88,19 @@ def start_daemon(launcher: launch.Launcher,
     """Starts daemon 0 on `address` (by default in the launcher's directory)
     and waits until it answers; (its address, its metrics page)."""
     socket = _socket_path(address, launcher.directory)
+    keeper = find_keeper()
     http = launch.free_port()
     config = os.path.join(launcher.directory, "daemon-0.yaml")
     with open(config, "w", encoding="utf-8") as stream:
         stream.write(_CONFIG.format(
             socket=socket, http=http,
             admin=os.path.join(launcher.directory, "admin.sock")))
-    daemon = launcher.start_daemon(0, [find_daemon(), "--config", config])
+        if keeper is not None:
+            stream.write(_KEEPER_CONFIG.format(
+                program=keeper,
+                socket=os.path.join(launcher.directory, "keeper.sock")))
+    daemon = launcher.start_daemon(0, [find_daemon(), "--config", config],
+                                   is_kept=keeper is not None)
     if not launch.wait_for_daemon(socket, _START_SECONDS, daemon):
         raise errors.Unavailable(
             "the daemon that was started does not answer at %s; see %s"
