@@ -132,6 +132,18 @@ class GatherTest(nodes.NodesCase):
                 self.assertEqual(payload, self.STEPS * (num_nodes - 1) * (
                     2 * weights + 4 * elements))
 
+    def test_partition_groups(self):  # I8, I21: within a group of two nodes
+        elements = sum(int(np.prod(s)) for s, _ in self.SHAPES.values())
+        weights = sum(int(np.prod(s)) * (2 if d == "bfloat16" else 4)
+                      for s, d in self.SHAPES.values())
+        resident, _ = self.run_job(4, 1, "exact", self.SHAPES)
+        gathered, payload = self.run_job(
+            4, 1, "exact partition_nodes=2" + _NONE, self.SHAPES)
+        self.assertEqual(gathered, resident)
+        # Two groups, each (p-1)(2W + G), and its sums to the other one.
+        self.assertEqual(payload, self.STEPS * 2 * (
+            2 * weights + 4 * elements + 4 * elements))
+
     def test_zeropp(self):
         raw = weights = gradients = 0
         for shape, dtype in self.SHAPES.values():
