@@ -16,6 +16,7 @@ mean. Rank 0 writes the rows.
 import argparse
 import json
 import os
+import re
 import socket
 import sys
 import threading
@@ -227,7 +228,8 @@ def exchange(name: str, options: argparse.Namespace) -> Dict[str, Any]:
     tensors = {tensor: np.zeros(shape, np.float32) if not first else
                random.normal(0, 0.02, shape).astype(np.float32)
                for tensor, shape in options.shapes.items()}
-    with ballast.Session(job=name.replace("/", "-"), tensors=tensors,
+    with ballast.Session(job=re.sub(r"[^\w.-]", "-", name)[:63],
+                         tensors=tensors,
                          optimizer={"name": "adamw", "lr": 1e-4},
                          exchange=name.partition("/")[2]) as session:
         del tensors
