@@ -30,6 +30,14 @@ struct Connection {
   absl::Status Renew(absl::Duration timeout, const Interrupted& interrupted);
 };
 
+inline const absl::Status& ErrorOf(const absl::Status& status) {
+  return status;
+}
+template <typename T>
+const absl::Status& ErrorOf(const absl::StatusOr<T>& result) {
+  return result.status();
+}
+
 // `call(channel, timeout)` on the connection's channel: again on another one,
 // where a daemon that went away is replaced in time. Only for calls that may be
 // repeated.
@@ -43,7 +51,9 @@ auto CallAgain(Connection& connection, absl::Duration timeout,
     const absl::Duration left =
         std::max(deadline - clock.Now(), absl::Milliseconds(1));
     auto result = call(*connection.channel, left);
-    if (result.ok() || !connection.channel->is_broken() ||
+    const bool is_interrupted = interrupted && interrupted();
+    if (result.ok() || is_interrupted ||
+        !connection.channel->IsBroken(ErrorOf(result)) ||
         !connection.Renew(deadline - clock.Now(), interrupted).ok()) {
       return result;
     }

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <grpcpp/create_channel_posix.h>
 #include <grpcpp/grpcpp.h>
+#include <poll.h>
 
 #include <chrono>
 #include <cstdint>
@@ -19,6 +20,7 @@ using Stub = v1::WorkerService::Stub;
 
 constexpr int kMaxMessageBytes = 32 << 20;
 constexpr absl::Duration kSlice = absl::Milliseconds(100);
+constexpr int kEndLimitMs = 1000;
 
 absl::Status FromGrpc(const grpc::Status& status) {
   if (status.ok()) return absl::OkStatus();
@@ -68,6 +70,8 @@ absl::StatusOr<std::unique_ptr<ControlChannel>> ControlChannel::Create(
   if (flags < 0 || fcntl(fd.get(), F_SETFL, flags | O_NONBLOCK) < 0) {
     return base::ErrnoStatus(errno, "control connection");
   }
+  base::UniqueFd socket(fcntl(fd.get(), F_DUPFD_CLOEXEC, 0));
+  if (!socket) return base::ErrnoStatus(errno, "control connection");
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
   arguments.SetMaxSendMessageSize(kMaxMessageBytes);
@@ -75,7 +79,7 @@ absl::StatusOr<std::unique_ptr<ControlChannel>> ControlChannel::Create(
       "ballast", fd.Release(), arguments);
   std::unique_ptr<ControlChannel> result(new ControlChannel());
   result->stub_ = v1::WorkerService::NewStub(channel);
-  result->channel_ = std::move(channel);
+  result->socket_ = std::move(socket);
   result->key_hex_ = std::move(key_hex);
   return result;
 }
@@ -117,8 +121,11 @@ absl::Status ControlChannel::Detach(absl::Duration timeout) {
       .status();
 }
 
-bool ControlChannel::is_broken() const {
-  return channel_->GetState(/*try_to_connect=*/false) != GRPC_CHANNEL_READY;
+bool ControlChannel::IsBroken(const absl::Status& error) const {
+  if (!absl::IsUnavailable(error) && !absl::IsCancelled(error)) return false;
+  // A channel that was made of a descriptor has no state of its own to ask for.
+  pollfd poll_fd{socket_.get(), POLLRDHUP, 0};
+  return poll(&poll_fd, 1, kEndLimitMs) > 0;
 }
 
 absl::Status ControlChannel::Close(absl::Duration timeout) {

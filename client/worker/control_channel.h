@@ -41,13 +41,14 @@ class ControlChannel {
   absl::Status Detach(absl::Duration timeout);
   absl::Status Close(absl::Duration timeout);
 
-  // Whoever had the other end has gone: an Unavailable is nobody's word.
-  bool is_broken() const;
+  // Whether `error` is nobody's word, since whoever had the other end has gone.
+  // A daemon that ends cancels its calls a moment before: waits a second.
+  bool IsBroken(const absl::Status& error) const;
 
  private:
   ControlChannel() = default;
 
-  std::shared_ptr<grpc::Channel> channel_;  // the stub's, which shares it
+  base::UniqueFd socket_;  // of the same connection as the stub's
   std::unique_ptr<v1::WorkerService::Stub> stub_;
   std::string key_hex_;
 };

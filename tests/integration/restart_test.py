@@ -43,6 +43,12 @@ for step in s.steps(steps):
     print("step", step, flush=True)
 assert s.cursor == b"after %d" % steps, s.cursor
 assert "summary" in s.stats(), s.stats()
+start = time.monotonic()
+try:
+    s.save("x")
+except ballast.FailedPrecondition as error:  # the daemon's word, at once
+    assert "snapshots.directory" in str(error), error
+assert time.monotonic() - start < 60
 digest = hashlib.sha256()
 for name in sorted(s.params):
     digest.update(s.params[name].tobytes())
