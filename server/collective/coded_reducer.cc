@@ -233,6 +233,9 @@ double CodedReducer::EncodeWithResidual(const CodedRun& coded, const Run& run,
   optimizer::Residuals& residuals = *context_->parts.residuals;
   const int read =
       optimizer::Residuals::VersionAt(context_->parts.optimizer_step);
+  if (context_->parts.guard != nullptr) {
+    context_->parts.guard->BeforeResiduals(1 - read, bucket_.id);
+  }
   const int64_t offset =
       residuals.OffsetOf(bucket_.id) + coded.piece->bucket_offset;
   const float* const before = residuals.version(read).data() + offset;

@@ -20,6 +20,7 @@
 #include "server/layout/exchange_plan.h"
 #include "server/layout/layout.h"
 #include "server/optimizer/residuals.h"
+#include "server/optimizer/update_guard.h"
 #include "server/transport/pulls.h"
 #include "server/transport/transport.h"
 
@@ -105,6 +106,7 @@ struct Parts {
   // the updates applied so far, which say what of them counts.
   optimizer::Residuals* residuals = nullptr;
   int64_t optimizer_step = 0;
+  optimizer::UpdateGuard* guard = nullptr;  // of residuals; null: nobody looks
   // Where weights are not resident (gathered_weights.h), both: nothing is
   // written to `weights` then, and the masters' new values go nowhere by
   // themselves. They outlive generations.

@@ -267,6 +267,7 @@ void JobRuntime::MakeSnapshots() {
   manifest.num_moments = state_->num_moments();
   manifest.groups = spec.groups;
   manifest.has_published = plan_->quantizes_weights();
+  manifest.has_residuals = residuals_ != nullptr;
   for (const layout::TensorSpec& tensor : layout.tensors()) {
     manifest.tensors.push_back({tensor.name, tensor.shape, tensor.dtype,
                                 tensor.trainable, tensor.group});
@@ -275,6 +276,7 @@ void JobRuntime::MakeSnapshots() {
   parts.node = parts_.job->node();
   parts.has_published = plan_->quantizes_weights();
   parts.state = state_.get();
+  parts.residuals = residuals_.get();
   parts.weights = parts_.job->weights();
   parts.device = parts_.device;
   parts.files = parts_.snapshot_files;
@@ -296,6 +298,7 @@ void JobRuntime::Load() {
   target.state = state_.get();
   target.weights = parts_.job->weights();
   target.wants_published = plan_->quantizes_weights();
+  target.residuals = residuals_.get();
   loading_->Start(*parts_.job->spec().stored, target,
                   [this](absl::StatusOr<snapshot::LoadedState> loaded) {
                     loading_.reset();
@@ -317,9 +320,14 @@ void JobRuntime::OnLoaded(absl::StatusOr<snapshot::LoadedState> loaded) {
             : absl::StrCat(" cursors=none: stored of ",
                            loaded->stored_world_size, " ranks, not ",
                            world_size),
-        residuals_ != nullptr ? " residuals=none: error feedback starts anew"
-                              : ""));
+        residuals_ != nullptr && !loaded->has_residuals
+            ? " residuals=none: error feedback starts anew"
+            : "",
+        residuals_ == nullptr && loaded->has_residuals
+            ? " residuals=dropped: there is no error feedback now"
+            : ""));
   }
+  RestoreBudget(loaded->budget);
   optimizer::Scalars scalars;
   scalars.generation = Generation(1);
   scalars.step = Step(loaded->step);
@@ -332,6 +340,44 @@ void JobRuntime::OnLoaded(absl::StatusOr<snapshot::LoadedState> loaded) {
                       std::move(loaded->cursors),
                       std::move(loaded->rank0_cursor));
   JoinOthers();
+}
+
+// Codecs on every node, the count of calm steps where it is decided. What the
+// policy has not any more, or has wider itself, is left as the policy says.
+void JobRuntime::RestoreBudget(
+    std::span<const snapshot::LoadedState::Budget> stored) {
+  if (plan_->policy().max_relative_error <= 0) return;
+  membership::BudgetState state = membership_->budget();
+  for (const snapshot::LoadedState::Budget& entry : stored) {
+    const int index = plan_->MeteredIndex(entry.path, entry.tensor);
+    const layout::CodecChange change{entry.path, entry.tensor, entry.codec};
+    if (index < 0 || !plan_->Apply(change).ok()) continue;
+    std::vector<membership::TensorBudget>& tensors =
+        state[static_cast<size_t>(entry.path)];
+    if (static_cast<size_t>(index) >= tensors.size()) continue;
+    tensors[index] = {.codec = entry.codec, .calm = entry.calm};
+  }
+  membership_->RestoreBudget(std::move(state));
+}
+
+std::vector<snapshot::BudgetInfo> JobRuntime::Budget() const {
+  std::vector<snapshot::BudgetInfo> budget;
+  const membership::BudgetState state = membership_->budget();
+  for (const layout::Path path : layout::kPaths) {
+    const auto& tensors = state[static_cast<size_t>(path)];
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      const TensorId tensor = plan_->metered(path)[i];
+      if (tensors[i].calm == 0 &&
+          tensors[i].codec == plan_->policy_codecs(tensor).on(path).codec) {
+        continue;
+      }
+      budget.push_back({.tensor = tensor.value(),
+                        .path = std::string(layout::Name(path)),
+                        .codec = std::string(layout::Name(tensors[i].codec)),
+                        .calm = tensors[i].calm});
+    }
+  }
+  return budget;
 }
 
 void JobRuntime::JoinOthers() {
@@ -691,6 +737,7 @@ collective::Parts JobRuntime::CollectiveParts() {
   };
   parts.residuals = residuals_.get();
   parts.optimizer_step = state_->scalars().optimizer_step;
+  parts.guard = snapshots_ != nullptr ? snapshots_->guard() : nullptr;
   parts.buckets_in_flight = parts_.buckets_in_flight;
   parts.batch_bytes = parts_.batch_bytes;
   parts.clock = parts_.clock;

@@ -183,6 +183,7 @@ class JobRuntime final : public session::JobObserver,
   void SendSnapshot(NodeRank to, const v1::SnapshotFrame& frame) override;
   absl::StatusOr<Step> HoldSteps() override;
   void ReleaseSteps() override;
+  std::vector<snapshot::BudgetInfo> Budget() const override;
   void OnSnapshot(const absl::StatusOr<snapshot::Saved>& saved) override;
   // membership::FramePort
   void Send(NodeRank to, const v1::PeerFrame& frame) override;
@@ -201,6 +202,7 @@ class JobRuntime final : public session::JobObserver,
   void MakeSnapshots();
   void Load();
   void OnLoaded(absl::StatusOr<snapshot::LoadedState> loaded);
+  void RestoreBudget(std::span<const snapshot::LoadedState::Budget> stored);
   void JoinOthers();
   v1::Join MakeJoin() const;
   absl::Status MakeCollective(Generation generation);

@@ -88,6 +88,16 @@ class MembershipImpl final : public Membership {
     if (coordinator_.has_value()) OnCoordinator(HoldEvent{false});
   }
 
+  BudgetState budget() const override {
+    return coordinator_.has_value() ? coordinator_->state.budget
+                                    : BudgetState();
+  }
+  void RestoreBudget(BudgetState state) override {
+    if (coordinator_.has_value()) {
+      coordinator_->state.budget = std::move(state);
+    }
+  }
+
   Generation generation() const override { return member_.generation; }
   int64_t dropped_frames() const override { return dropped_frames_; }
 

@@ -98,6 +98,11 @@ class Membership {
   virtual absl::StatusOr<Step> HoldSteps() = 0;
   virtual void ReleaseSteps() = 0;
 
+  // Node 0: what the error budget has made of the metered tensors. Restored
+  // before Join, from a stored state; elsewhere it is empty and nothing is.
+  virtual BudgetState budget() const = 0;
+  virtual void RestoreBudget(BudgetState state) = 0;
+
   virtual Generation generation() const = 0;
   // Late, repeated or foreign frames that changed nothing.
   virtual int64_t dropped_frames() const = 0;

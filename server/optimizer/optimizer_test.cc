@@ -373,6 +373,7 @@ struct CopyingGuard final : UpdateGuard {
                   copy.begin() + piece.state_offset);
     }
   }
+  void BeforeResiduals(int, BucketId) override {}
   std::vector<const layout::Chunk*>* chunks;
   ShardState* state;
   std::vector<float> copy;

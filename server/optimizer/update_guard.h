@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "server/base/ids.h"
+
 namespace ballast::optimizer {
 
 class UpdateGuard {
@@ -14,6 +16,8 @@ class UpdateGuard {
   // (index over the node's chunks, in bucket order) change after this returns.
   // May take as long as a copy of it.
   virtual void BeforeUpdate(int64_t chunk) = 0;
+  // Likewise, of a version of the residuals (residuals.h) of a whole bucket.
+  virtual void BeforeResiduals(int version, BucketId bucket) = 0;
 };
 
 }  // namespace ballast::optimizer

@@ -255,6 +255,7 @@ MemoryNeed EstimateMemory(const JobSpec& spec, const layout::Layout& layout,
       need.snapshot += (shard.bucket_end - shard.bucket_begin) * 4 *
                        (1 + moments + (has_published ? 1 : 0));
     }
+    need.snapshot += need.residuals / 2;
   }
   need.undo = compute_threads * layout.options().chunk_bytes * (1 + moments);
   return need;

@@ -7,33 +7,36 @@
 namespace ballast::snapshot {
 
 Capture::Capture(const ShardPlan* plan, optimizer::ShardState* state,
-                 std::span<const std::byte> weights)
+                 std::span<const std::byte> weights,
+                 optimizer::Residuals* residuals)
     : plan_(plan),
       state_(state),
       weights_(weights),
-      num_chunks_(plan->num_chunks()),
-      states_(std::make_unique<std::atomic<uint8_t>[]>(num_chunks_)) {}
+      residuals_(residuals),
+      num_units_(plan->num_chunks() + plan->num_residual_buckets()),
+      states_(std::make_unique<std::atomic<uint8_t>[]>(num_units_)) {}
 
-void Capture::Begin(std::span<std::byte> image) {
+void Capture::Begin(std::span<std::byte> image, int64_t optimizer_step) {
   image_ = image;
   next_ = 0;
-  chunks_left_.store(num_chunks_);
+  residual_version_ = optimizer::Residuals::VersionAt(optimizer_step);
+  units_left_.store(num_units_);
   // The pool's hand-over of a task makes this visible to its thread.
-  for (int64_t c = 0; c < num_chunks_; ++c) states_[c].store(kLive);
+  for (int64_t u = 0; u < num_units_; ++u) states_[u].store(kLive);
 }
 
-void Capture::CopyNext(int64_t max_chunks) {
-  for (; max_chunks > 0 && next_ < num_chunks_; ++next_) {
-    if (Copy(next_)) --max_chunks;
+void Capture::CopyNext(int64_t max_units) {
+  for (; max_units > 0 && next_ < num_units_; ++next_) {
+    if (Copy(next_)) --max_units;
   }
 }
 
 void Capture::Abandon() {
-  for (int64_t c = 0; c < num_chunks_; ++c) {
+  for (int64_t u = 0; u < num_units_; ++u) {
     uint8_t expected = kLive;
-    if (states_[c].compare_exchange_strong(expected, kDone)) continue;
+    if (states_[u].compare_exchange_strong(expected, kDone)) continue;
     // Somebody is in the middle of one copy.
-    while (states_[c].load(std::memory_order_acquire) == kCopying) {
+    while (states_[u].load(std::memory_order_acquire) == kCopying) {
       sched_yield();
     }
   }
@@ -41,26 +44,59 @@ void Capture::Abandon() {
 
 void Capture::BeforeUpdate(int64_t chunk) {
   if (states_[chunk].load(std::memory_order_acquire) == kDone) return;
-  if (Copy(chunk)) {
-    uint64_t bytes = 0;
-    for (const PieceCopy& copy : plan_->copies(chunk)) {
-      bytes += copy.num_elements * sizeof(float) *
-                   (1 + plan_->content().num_moments) +
-               (plan_->content().has_published ? copy.weight_bytes : 0);
-    }
+  CopyOrWait(chunk, ChunkBytes(chunk));
+}
+
+void Capture::BeforeResiduals(int version, BucketId bucket) {
+  if (bucket.value() >= plan_->num_residual_buckets()) return;
+  const int64_t unit = plan_->num_chunks() + bucket.value();
+  if (states_[unit].load(std::memory_order_acquire) == kDone ||
+      version != residual_version_) {
+    return;
+  }
+  uint64_t bytes = 0;
+  for (const ResidualCopy& copy : plan_->residuals(bucket)) {
+    bytes += copy.num_elements * sizeof(float);
+  }
+  CopyOrWait(unit, bytes);
+}
+
+void Capture::CopyOrWait(int64_t unit, uint64_t bytes) {
+  if (Copy(unit)) {
     bytes_by_updates_.fetch_add(bytes);
     return;
   }
-  while (states_[chunk].load(std::memory_order_acquire) == kCopying) {
+  while (states_[unit].load(std::memory_order_acquire) == kCopying) {
     sched_yield();
   }
 }
 
-bool Capture::Copy(int64_t chunk) {
+uint64_t Capture::ChunkBytes(int64_t chunk) const {
+  uint64_t bytes = 0;
+  for (const PieceCopy& copy : plan_->copies(chunk)) {
+    bytes +=
+        copy.num_elements * sizeof(float) * (1 + plan_->content().num_moments) +
+        (plan_->content().has_published ? copy.weight_bytes : 0);
+  }
+  return bytes;
+}
+
+bool Capture::Copy(int64_t unit) {
   uint8_t expected = kLive;
-  if (!states_[chunk].compare_exchange_strong(expected, kCopying)) {
+  if (!states_[unit].compare_exchange_strong(expected, kCopying)) {
     return false;
   }
+  if (unit < plan_->num_chunks()) {
+    CopyChunk(unit);
+  } else {
+    CopyResiduals(BucketId(static_cast<int32_t>(unit - plan_->num_chunks())));
+  }
+  states_[unit].store(kDone, std::memory_order_release);
+  units_left_.fetch_sub(1, std::memory_order_acq_rel);
+  return true;
+}
+
+void Capture::CopyChunk(int64_t chunk) {
   for (const PieceCopy& copy : plan_->copies(chunk)) {
     const auto keep = [&](Kind kind, const void* from, uint64_t bytes) {
       std::memcpy(image_.data() + copy.image_offset[static_cast<size_t>(kind)],
@@ -77,9 +113,15 @@ bool Capture::Copy(int64_t chunk) {
            copy.weight_bytes);
     }
   }
-  states_[chunk].store(kDone, std::memory_order_release);
-  chunks_left_.fetch_sub(1, std::memory_order_acq_rel);
-  return true;
+}
+
+void Capture::CopyResiduals(BucketId bucket) {
+  const float* const from = residuals_->version(residual_version_).data() +
+                            residuals_->OffsetOf(bucket);
+  for (const ResidualCopy& copy : plan_->residuals(bucket)) {
+    std::memcpy(image_.data() + copy.image_offset, from + copy.bucket_offset,
+                copy.num_elements * sizeof(float));
+  }
 }
 
 }  // namespace ballast::snapshot

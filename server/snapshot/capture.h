@@ -3,14 +3,19 @@
 //
 //   live ──▶ copying ──▶ done      by the reader, in order, or by an update
 //
+// Residuals (error feedback) are two versions, of which a step overwrites the
+// one that no longer counts: the version that is kept lives for a step longer
+// than the chunks, and is copied bucket by bucket.
+//
 // Whoever comes first copies; an update that finds the reader at its chunk
-// waits for the end of that one copy (a chunk: at most a few 100 KiB). So a
-// version is complete after one step at the latest, and memory is one copy.
+// waits for the end of that one copy (a chunk: at most a few 100 KiB; a bucket
+// of residuals). So a version is complete after two steps at the latest, and
+// memory is one copy.
 //
 // Threading: Begin and Abandon on the control thread, Begin while nothing is
 // updated; CopyNext on one thread at a time; BeforeUpdate on pool threads.
-// Ownership: borrows plan, state and weights, and the image until it is
-// complete or abandoned.
+// Ownership: borrows plan, state, weights and residuals, and the image until
+// it is complete or abandoned.
 #ifndef SERVER_SNAPSHOT_CAPTURE_H_
 #define SERVER_SNAPSHOT_CAPTURE_H_
 
@@ -20,6 +25,8 @@
 #include <memory>
 #include <span>
 
+#include "server/base/ids.h"
+#include "server/optimizer/residuals.h"
 #include "server/optimizer/shard_state.h"
 #include "server/optimizer/update_guard.h"
 #include "server/snapshot/shard_plan.h"
@@ -28,15 +35,18 @@ namespace ballast::snapshot {
 
 class Capture final : public optimizer::UpdateGuard {
  public:
+  // `residuals`: where the plan has them.
   Capture(const ShardPlan* plan, optimizer::ShardState* state,
-          std::span<const std::byte> weights);
+          std::span<const std::byte> weights,
+          optimizer::Residuals* residuals = nullptr);
 
-  // The state is at rest at the version that is to be kept.
-  void Begin(std::span<std::byte> image);
-  // Copies up to so many chunks that are still live.
-  void CopyNext(int64_t max_chunks);
+  // The state is at rest at the version that is to be kept, after so many
+  // applied updates.
+  void Begin(std::span<std::byte> image, int64_t optimizer_step);
+  // Copies up to so many chunks and buckets that are still live.
+  void CopyNext(int64_t max_units);
   bool is_complete() const {
-    return chunks_left_.load(std::memory_order_acquire) == 0;
+    return units_left_.load(std::memory_order_acquire) == 0;
   }
   // Nothing touches the image after this.
   void Abandon();
@@ -46,19 +56,26 @@ class Capture final : public optimizer::UpdateGuard {
 
   // optimizer::UpdateGuard
   void BeforeUpdate(int64_t chunk) override;
+  void BeforeResiduals(int version, BucketId bucket) override;
 
  private:
   enum : uint8_t { kDone, kLive, kCopying };
 
-  // False if the chunk was not live.
-  bool Copy(int64_t chunk);
+  // Of chunk or bucket `unit`: false if it was not live.
+  bool Copy(int64_t unit);
+  void CopyOrWait(int64_t unit, uint64_t bytes);
+  void CopyChunk(int64_t chunk);
+  void CopyResiduals(BucketId bucket);
+  uint64_t ChunkBytes(int64_t chunk) const;
 
   const ShardPlan* const plan_;
   optimizer::ShardState* const state_;
   const std::span<const std::byte> weights_;
-  const int64_t num_chunks_;
-  const std::unique_ptr<std::atomic<uint8_t>[]> states_;  // by chunk
-  std::atomic<int64_t> chunks_left_{0};
+  optimizer::Residuals* const residuals_;
+  const int64_t num_units_;                               // chunks, buckets
+  const std::unique_ptr<std::atomic<uint8_t>[]> states_;  // by unit
+  std::atomic<int64_t> units_left_{0};
+  int residual_version_ = 0;  // that is kept
   std::atomic<uint64_t> bytes_by_updates_{0};
   std::span<std::byte> image_;
   int64_t next_ = 0;  // of CopyNext

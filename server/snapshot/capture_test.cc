@@ -34,7 +34,7 @@ std::vector<std::byte> ImageOf(int64_t version, bool has_published) {
   const ShardPlan plan(rig.layout(), rig.node(), rig.content());
   Capture capture(&plan, rig.state(), rig.weights());
   std::vector<std::byte> image(plan.image_bytes());
-  capture.Begin(image);
+  capture.Begin(image, 0);
   capture.CopyNext(INT64_MAX);
   EXPECT_TRUE(capture.is_complete());
   EXPECT_EQ(capture.bytes_by_updates(), 0u);
@@ -57,7 +57,7 @@ TEST_P(CaptureTest, KeepsTheVersionThatItBeganWith) {  // I18
   ASSERT_GT(chunks.size(), 4u);
   for (size_t copied = 0; copied <= chunks.size(); ++copied) {
     rig_.Fill(3);
-    capture_.Begin(image_);
+    capture_.Begin(image_, 0);
     capture_.CopyNext(static_cast<int64_t>(copied));
     for (const OwnedChunk& chunk : chunks) {
       capture_.BeforeUpdate(chunk.index);
@@ -73,7 +73,7 @@ TEST_P(CaptureTest, KeepsTheVersionThatItBeganWith) {  // I18
 // The control: an update that does not say so is seen in the image.
 TEST_P(CaptureTest, SeesAnUpdateThatIsNotAnnounced) {
   rig_.Fill(3);
-  capture_.Begin(image_);
+  capture_.Begin(image_, 0);
   rig_.FillChunk(*ChunksOf(rig_).back().chunk, 4);
   capture_.CopyNext(INT64_MAX);
   EXPECT_NE(image_, ImageOf(3, GetParam()));
@@ -82,7 +82,7 @@ TEST_P(CaptureTest, SeesAnUpdateThatIsNotAnnounced) {
 TEST_P(CaptureTest, CostsNothingWhenItIsOver) {
   rig_.Fill(3);
   capture_.BeforeUpdate(0);  // never begun
-  capture_.Begin(image_);
+  capture_.Begin(image_, 0);
   capture_.Abandon();
   const std::vector<std::byte> before = image_;
   for (const OwnedChunk& chunk : ChunksOf(rig_)) {
@@ -97,7 +97,7 @@ TEST_P(CaptureTest, KeepsTheVersionUnderThreads) {  // I18, I22
   const std::vector<std::byte> expected = ImageOf(5, GetParam());
   for (int round = 0; round < 50; ++round) {
     rig_.Fill(5);
-    capture_.Begin(image_);
+    capture_.Begin(image_, 0);
     std::thread reader([this] { capture_.CopyNext(INT64_MAX); });
     std::vector<std::thread> updates;
     for (int t = 0; t < 2; ++t) {

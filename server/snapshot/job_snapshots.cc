@@ -39,8 +39,9 @@ void Fill(const absl::Status& status, v1::SnapshotOutcome* outcome) {
 JobSnapshots::JobSnapshots(const Parts& parts)
     : parts_(parts),
       plan_(*parts.layout, parts.node,
-            {parts.state->num_moments(), parts.has_published}),
-      capture_(&plan_, parts.state, parts.weights),
+            {parts.state->num_moments(), parts.has_published,
+             parts.residuals != nullptr}),
+      capture_(&plan_, parts.state, parts.weights, parts.residuals),
       io_(parts.io),
       last_due_(parts.clock->Now()),
       alive_(std::make_shared<int>(0)) {}
@@ -333,9 +334,10 @@ void JobSnapshots::Begin() {
   manifest.optimizer_step = scalars.optimizer_step;
   // Before the first step the state has none.
   if (!scalars.groups.empty()) manifest.groups = scalars.groups;
+  if (is_coordinator()) manifest.budget = parts_.port->Budget();
   std::span<std::byte> image;
   if (image_ != nullptr) image = image_->bytes();
-  capture_.Begin(image);
+  capture_.Begin(image, scalars.optimizer_step);
   ShardWriter::Parts writer;
   writer.files = parts_.files;
   writer.io = &io_;

@@ -71,6 +71,9 @@ class SnapshotPort {
   // Node 0: the open step, which is not decided before ReleaseSteps.
   virtual absl::StatusOr<Step> HoldSteps() = 0;
   virtual void ReleaseSteps() = 0;
+  // Node 0, at rest between two steps: what the error budget has made of
+  // tensors.
+  virtual std::vector<BudgetInfo> Budget() const = 0;
   // Something has ended: one line for the log.
   virtual void OnSnapshot(const absl::StatusOr<Saved>& saved) = 0;
 };
@@ -96,6 +99,7 @@ class JobSnapshots {
     NodeRank node;
     bool has_published = false;  // ShardContent
     optimizer::ShardState* state = nullptr;
+    optimizer::Residuals* residuals = nullptr;  // with error feedback
     std::span<const std::byte> weights;
     device::Device* device = nullptr;  // the image
     FileSystem* files = nullptr;

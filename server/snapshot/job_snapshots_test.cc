@@ -40,6 +40,9 @@ class Cluster {
       return Step(cluster->open_step);
     }
     void ReleaseSteps() override { cluster->is_held = false; }
+    std::vector<BudgetInfo> Budget() const override {
+      return {{.tensor = 3, .path = "weights", .codec = "int8", .calm = 5}};
+    }
     void OnSnapshot(const absl::StatusOr<Saved>& saved) override {
       ended.push_back(saved);
     }

@@ -47,12 +47,29 @@ std::string TensorDifference(const TensorInfo& stored,
   return "";
 }
 
-// A run of elements that this node owns.
-struct OwnedRange {
+// A run of elements that this node keeps, and where.
+struct KeptRange {
   int64_t begin;
   int64_t end;
-  int64_t state_offset;
+  int64_t offset;
 };
+using KeptRanges = std::vector<std::vector<KeptRange>>;  // by tensor
+
+void AddPieces(const layout::Shard& shard, int64_t first, KeptRanges* ranges,
+               bool is_state) {
+  for (const layout::Piece& piece : shard.pieces) {
+    (*ranges)[piece.tensor.value()].push_back(
+        {piece.begin, piece.end,
+         is_state ? piece.state_offset : first + piece.bucket_offset});
+  }
+}
+
+bool Overlaps(const std::vector<KeptRange>& ranges,
+              const StoredSection& section) {
+  return std::any_of(ranges.begin(), ranges.end(), [&](const auto& range) {
+    return range.begin < section.end && section.begin < range.end;
+  });
+}
 
 class Loading {
  public:
@@ -60,10 +77,14 @@ class Loading {
       : target_(target), reader_(*reader) {
     const layout::Layout& layout = *target.layout;
     owned_.resize(layout.tensors().size());
+    residuals_.resize(layout.tensors().size());
     for (const layout::Bucket& bucket : layout.buckets()) {
-      for (const auto& piece : layout.shard(bucket.id, target.node).pieces) {
-        owned_[piece.tensor.value()].push_back(
-            {piece.begin, piece.end, piece.state_offset});
+      AddPieces(layout.shard(bucket.id, target.node), 0, &owned_,
+                /*is_state=*/true);
+      if (target.residuals == nullptr) continue;
+      for (const layout::Shard& shard : bucket.shards) {
+        AddPieces(shard, target.residuals->OffsetOf(bucket.id), &residuals_,
+                  /*is_state=*/false);
       }
     }
     absl::flat_hash_map<std::string, int32_t> index;
@@ -88,10 +109,10 @@ class Loading {
       return target_.wants_published ||
              !reader_.manifest().tensors[section.tensor].trainable;
     }
-    const auto& owned = owned_[tensors_[section.tensor]];
-    return std::any_of(owned.begin(), owned.end(), [&](const auto& range) {
-      return range.begin < section.end && section.begin < range.end;
-    });
+    if (section.kind == Kind::kResidual) {
+      return target_.residuals != nullptr && IsOurs(section);
+    }
+    return Overlaps(owned_[tensors_[section.tensor]], section);
   }
 
   absl::Status Take(const StoredSection& section, uint64_t offset,
@@ -117,6 +138,10 @@ class Loading {
     const int64_t begin =
         section.begin + static_cast<int64_t>(offset / sizeof(float));
     const int64_t count = static_cast<int64_t>(bytes.size() / sizeof(float));
+    if (section.kind == Kind::kResidual) {
+      AddResidual(section, tensor, begin, std::span(values, count));
+      return absl::OkStatus();
+    }
     TakeOwned(section.kind, tensor, begin, std::span(values, count));
     if (section.kind == Kind::kMaster && casts_weights()) {
       target_.kernels->cast(values, layout.tensor(tensor).dtype, count,
@@ -128,7 +153,33 @@ class Loading {
   std::vector<std::string> TakeCursors() { return std::move(cursors_); }
   std::string TakeRank0Cursor() { return std::move(rank0_cursor_); }
 
+  // Entries that say nothing of this job are left out.
+  std::vector<LoadedState::Budget> Budget() const {
+    std::vector<LoadedState::Budget> budget;
+    for (const BudgetInfo& info : reader_.manifest().budget) {
+      for (const layout::Path path : layout::kPaths) {
+        for (const auto codec :
+             {layout::CodecId::kNone, layout::CodecId::kInt8,
+              layout::CodecId::kInt4, layout::CodecId::kInt2}) {
+          if (info.path != layout::Name(path) ||
+              info.codec != layout::Name(codec)) {
+            continue;
+          }
+          budget.push_back(
+              {TensorId(tensors_[info.tensor]), path, codec, info.calm});
+        }
+      }
+    }
+    return budget;
+  }
+
  private:
+  bool IsOurs(const StoredSection& section) const {
+    return NodeOfResidual(section.node, reader_.manifest().num_nodes,
+                          target_.layout->topology().num_nodes) ==
+           target_.node.value();
+  }
+
   bool casts_weights() const {
     return !(target_.wants_published && reader_.manifest().has_published);
   }
@@ -149,24 +200,52 @@ class Loading {
         kind == Kind::kMaster ? target_.state->master()
                               : target_.state->moment(kind == Kind::kM ? 0 : 1);
     const int64_t end = begin + static_cast<int64_t>(values.size());
-    for (const OwnedRange& range : owned_[tensor.value()]) {
+    for (const KeptRange& range : owned_[tensor.value()]) {
       const int64_t from = std::max(begin, range.begin);
       const int64_t to = std::min(end, range.end);
       if (from >= to) continue;
       std::copy_n(values.data() + (from - begin), to - from,
-                  array.data() + range.state_offset + (from - range.begin));
+                  array.data() + range.offset + (from - range.begin));
+    }
+  }
+
+  // Files come in the order of their nodes. The first one is taken as it is,
+  // negative zeros too.
+  void AddResidual(const StoredSection& section, TensorId tensor, int64_t begin,
+                   std::span<const float> values) {
+    const Manifest& manifest = reader_.manifest();
+    const std::span<float> array = target_.residuals->version(
+        optimizer::Residuals::VersionAt(manifest.optimizer_step));
+    const bool is_first =
+        section.node == 0 ||
+        NodeOfResidual(section.node - 1, manifest.num_nodes,
+                       target_.layout->topology().num_nodes) !=
+            target_.node.value();
+    const int64_t end = begin + static_cast<int64_t>(values.size());
+    for (const KeptRange& range : residuals_[tensor.value()]) {
+      const int64_t from = std::max(begin, range.begin);
+      const int64_t to = std::min(end, range.end);
+      for (int64_t i = from; i < to; ++i) {
+        float& kept = array[range.offset + (i - range.begin)];
+        kept = is_first ? values[i - begin] : kept + values[i - begin];
+      }
     }
   }
 
   const LoadTarget& target_;
   SnapshotReader& reader_;
-  std::vector<std::vector<OwnedRange>> owned_;  // by tensor of the layout
+  KeptRanges owned_;
+  KeptRanges residuals_;          // if they are wanted
   std::vector<int32_t> tensors_;  // of the layout, by tensor of the manifest
   mutable std::vector<std::string> cursors_;
   std::string rank0_cursor_;
 };
 
 }  // namespace
+
+int NodeOfResidual(int stored_node, int stored_nodes, int num_nodes) {
+  return std::max(0, stored_node - std::max(0, stored_nodes - num_nodes));
+}
 
 absl::Status CheckFits(const Manifest& manifest, const std::string& path,
                        const JobIdentity& job,
@@ -244,6 +323,9 @@ absl::StatusOr<LoadedState> LoadState(FileSystem& files,
   loaded.cursors = loading.TakeCursors();
   loaded.rank0_cursor = loading.TakeRank0Cursor();
   loaded.stored_world_size = manifest.world_size();
+  loaded.stored_nodes = manifest.num_nodes;
+  loaded.has_residuals = manifest.has_residuals;
+  loaded.budget = loading.Budget();
   return loaded;
 }
 

@@ -25,6 +25,9 @@
 #include "kernels/kernels.h"
 #include "server/base/ids.h"
 #include "server/layout/layout.h"
+#include "server/layout/metering.h"
+#include "server/layout/policy.h"
+#include "server/optimizer/residuals.h"
 #include "server/optimizer/shard_state.h"
 #include "server/snapshot/files/file_system.h"
 #include "server/snapshot/files/manifest.h"
@@ -54,7 +57,15 @@ struct LoadTarget {
   std::span<std::byte> weights;            // the published segment
   // Published weights are what was stored; false: casts of the masters.
   bool wants_published = false;
+  // Error feedback: all zero, or null.
+  optimizer::Residuals* residuals = nullptr;
 };
+
+// Which of `num_nodes` gets the residual of `stored_node` of `stored_nodes`: as
+// many and more nodes keep their own; of fewer, node 0 gets the sum of the
+// first ones. So the sum over all nodes, in their order, stays the same to the
+// bit wherever a state goes.
+int NodeOfResidual(int stored_node, int stored_nodes, int num_nodes);
 
 struct LoadedState {
   int64_t step = 0;
@@ -63,6 +74,16 @@ struct LoadedState {
   std::vector<std::string> cursors;  // by local rank; empty: none fit
   std::string rank0_cursor;          // however many ranks there are
   int stored_world_size = 0;
+  int stored_nodes = 0;
+  bool has_residuals = false;  // were stored; loaded if they are wanted
+  // What an error budget had made of tensors, by the job's.
+  struct Budget {
+    TensorId tensor;
+    layout::Path path = layout::Path::kGradients;
+    layout::CodecId codec = layout::CodecId::kNone;
+    int calm = 0;
+  };
+  std::vector<Budget> budget;
 };
 
 // `checksum`: of the manifest that was found, so that all nodes read the same.

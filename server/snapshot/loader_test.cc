@@ -43,7 +43,7 @@ void SaveOn(int nodes, int workers, uint64_t bucket_bytes, bool has_published,
     const ShardPlan plan(rig.layout(), rig.node(), rig.content());
     Capture capture(&plan, rig.state(), rig.weights());
     std::vector<std::byte> image(plan.image_bytes());
-    capture.Begin(image);
+    capture.Begin(image, 5);
     IoQueue io(&pool);
     ShardWriter::Parts parts;
     parts.files = &files;

@@ -14,6 +14,7 @@ ShardPlan::ShardPlan(const layout::Layout& layout, NodeRank node,
     kind_begin_[k] = data_bytes_;
     if (Has(kind)) AddKind(layout, node, kind);
   }
+  if (content.has_residuals) AddResiduals(layout, node);
   image_bytes_ = data_bytes_;
   AddCopies(layout, node);
   AddFrozen(layout, node);
@@ -29,6 +30,7 @@ bool ShardPlan::Has(Kind kind) const {
       return content_.num_moments > 1;
     case Kind::kPublished:
       return content_.has_published;
+    case Kind::kResidual:
     case Kind::kCursor:
       break;
   }
@@ -40,19 +42,36 @@ void ShardPlan::AddKind(const layout::Layout& layout, NodeRank node,
   for (const layout::Bucket& bucket : layout.buckets()) {
     if (!layout.Stores(node, bucket.id)) continue;
     for (const auto& piece : layout.shard(bucket.id, node).pieces) {
-      const layout::TensorSpec& tensor = layout.tensor(piece.tensor);
-      Section section;
-      section.name =
-          ToText(SectionName{kind, tensor.name, piece.begin, piece.end, 0});
-      section.type = kind == Kind::kPublished ? ToElementType(tensor.dtype)
-                                              : ElementType::kF32;
-      section.shape = {piece.size()};
-      section.begin = data_bytes_;
-      data_bytes_ += piece.size() * SizeOf(section.type);
-      section.end = data_bytes_;
-      sections_.push_back(std::move(section));
+      AddSection(layout, piece, kind, 0);
     }
   }
+}
+
+void ShardPlan::AddResiduals(const layout::Layout& layout, NodeRank node) {
+  for (const layout::Bucket& bucket : layout.buckets()) {
+    std::vector<ResidualCopy>& copies = residuals_.emplace_back();
+    for (const layout::Shard& shard : bucket.shards) {
+      for (const layout::Piece& piece : shard.pieces) {
+        copies.push_back({piece.bucket_offset, piece.size(), data_bytes_});
+        AddSection(layout, piece, Kind::kResidual, node.value());
+      }
+    }
+  }
+}
+
+void ShardPlan::AddSection(const layout::Layout& layout,
+                           const layout::Piece& piece, Kind kind, int node) {
+  const layout::TensorSpec& tensor = layout.tensor(piece.tensor);
+  Section section;
+  section.name =
+      ToText(SectionName{kind, tensor.name, piece.begin, piece.end, node});
+  section.type = kind == Kind::kPublished ? ToElementType(tensor.dtype)
+                                          : ElementType::kF32;
+  section.shape = {piece.size()};
+  section.begin = data_bytes_;
+  data_bytes_ += piece.size() * SizeOf(section.type);
+  section.end = data_bytes_;
+  sections_.push_back(std::move(section));
 }
 
 void ShardPlan::AddCopies(const layout::Layout& layout, NodeRank node) {

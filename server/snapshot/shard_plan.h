@@ -1,9 +1,10 @@
 // Which elements of which arrays one node writes, and where in its file they
 // lie: pure arithmetic from the layout.
 //
-//   data of the file   | image                                | frozen | rest
-//                      | master… | m… | v… | published…       | …      |
+//   data of the file   | image                                     | frozen | …
+//                      | master… | m… | v… | published… | residual… | …      |
 //   a chunk in it        ^^        ^^   ^^   ^^   (four copies)
+//   a bucket in it                                  ^^^^
 //
 // The image is what training changes: it is copied chunk by chunk and then
 // written. Each piece of a shard (layout.h) is a section of each kind, so that
@@ -11,6 +12,7 @@
 // tensors are written from the published segment: tensor t by node t mod N. Of
 // the nodes that keep the same shards (partition groups) one stores each
 // (Layout::Stores); a chunk that another stores has no copies.
+// Residuals are of all owners' shards, and copied bucket by bucket.
 //
 // Threading: immutable.
 #ifndef SERVER_SNAPSHOT_SHARD_PLAN_H_
@@ -33,6 +35,7 @@ struct ShardContent {
   // The published weights of trainable tensors too: where they are not a cast
   // of the masters.
   bool has_published = false;
+  bool has_residuals = false;  // error feedback
 };
 
 // A piece of a chunk.
@@ -43,6 +46,13 @@ struct PieceCopy {
   uint64_t weight_bytes = 0;
   // Bytes in the image, by kind; those that are not stored do not count.
   std::array<uint64_t, kNumTensorKinds> image_offset{};
+};
+
+// A piece of a bucket's residuals.
+struct ResidualCopy {
+  int64_t bucket_offset = 0;  // elements, in the bucket's scratch
+  int64_t num_elements = 0;
+  uint64_t image_offset = 0;  // bytes
 };
 
 class ShardPlan {
@@ -59,6 +69,13 @@ class ShardPlan {
     return std::span(copies_).subspan(
         first_copy_[chunk], first_copy_[chunk + 1] - first_copy_[chunk]);
   }
+  // By bucket; none without residuals.
+  int num_residual_buckets() const {
+    return static_cast<int>(residuals_.size());
+  }
+  std::span<const ResidualCopy> residuals(BucketId bucket) const {
+    return residuals_[bucket.value()];
+  }
   uint64_t image_bytes() const { return image_bytes_; }
 
   // Of the image, then the frozen tensors; what follows begins at data_bytes.
@@ -74,6 +91,9 @@ class ShardPlan {
 
  private:
   void AddKind(const layout::Layout& layout, NodeRank node, Kind kind);
+  void AddResiduals(const layout::Layout& layout, NodeRank node);
+  void AddSection(const layout::Layout& layout, const layout::Piece& piece,
+                  Kind kind, int node);
   void AddCopies(const layout::Layout& layout, NodeRank node);
   void AddFrozen(const layout::Layout& layout, NodeRank node);
 
@@ -81,7 +101,8 @@ class ShardPlan {
   std::array<uint64_t, kNumTensorKinds> kind_begin_{};
   std::vector<Section> sections_;
   std::vector<PieceCopy> copies_;
-  std::vector<size_t> first_copy_;  // by chunk, and the end
+  std::vector<size_t> first_copy_;                    // by chunk, and the end
+  std::vector<std::vector<ResidualCopy>> residuals_;  // by bucket
   std::vector<FrozenRange> frozen_;
   uint64_t image_bytes_ = 0;
   uint64_t data_bytes_ = 0;

@@ -20,7 +20,7 @@ class ShardWriterTest : public testing::Test {
  protected:
   std::unique_ptr<ShardWriter> Make(uint64_t rate = 0) {
     rig_.Fill(2);
-    capture_.Begin(image_);
+    capture_.Begin(image_, 0);
     ShardWriter::Parts parts;
     parts.files = &files_;
     parts.io = &io_;

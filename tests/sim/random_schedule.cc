@@ -86,11 +86,11 @@ class Drawing {
       }
       const bool has_gradient_codec =
           !absl::StartsWith(exchange_, "weights.mode");
-      const bool goes_on = profile_ == Profile::kDisk;
-      if (has_gradient_codec && !goes_on && !has_partitions_ && OneIn(3)) {
+      if (has_gradient_codec && !has_partitions_ && OneIn(3)) {
         absl::StrAppend(&more, " gradients.error_feedback=true");
       }
-      if (!gathers_ && !goes_on && OneIn(4)) {
+      // The first decision after a load does not know all errors.
+      if (!gathers_ && profile_ != Profile::kDisk && OneIn(4)) {
         absl::StrAppend(&more,
                         " max_relative_error=", Pick({"0.001", "0.05", "0.3"}),
                         " metering.one_in=", Between(1, 4));

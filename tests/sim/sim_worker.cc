@@ -425,6 +425,7 @@ void SimWorker::Advance() {
   if (!view_->ReadRank0Cursor(word_, &cursor)) cursor = "none";
   CheckRank0Cursor(cursor, step_);
   ++step_;
+  bad_value_ = nullptr;  // still there if an earlier life gave the gradient
   word_ = view_->open();
   if (proto::StepOf(word_) != step_) {
     world_->OnViolation(absl::StrCat("rank ", id_.rank, ": step ",

@@ -1,6 +1,7 @@
 // Whole jobs that keep snapshots, on a disk that fails, in a world that ends at
 // any moment, and that go on from what is stored on other nodes: the bits are
 // those of the run that was never interrupted.
+#include <cmath>
 #include <optional>
 #include <string>
 #include <vector>
@@ -9,6 +10,8 @@
 #include "gtest/gtest.h"
 #include "kernels/reference/reference.h"
 #include "server/base/random.h"
+#include "server/daemon/job_runtime.h"
+#include "server/optimizer/residuals.h"
 #include "server/snapshot/files/catalog.h"
 #include "server/snapshot/files/export.h"
 #include "server/snapshot/files/memory_file_system.h"
@@ -149,6 +152,60 @@ TEST(SnapshotTest, KeepsQuantizedWeights) {  // I20
     ASSERT_TRUE(result.passed()) << exchange << "\n" << Violations(result);
     GoOn(scenario, 9, 6, &files, exchange);
   }
+}
+
+Scenario WithFeedback() {
+  Scenario scenario = MakeScenario(2, 2);
+  scenario.exchange =
+      "zeropp override:*=int4 gradients.error_feedback=true "
+      "max_relative_error=0.01 metering.one_in=1";
+  scenario.steps = 9;
+  return scenario;
+}
+
+// What error feedback owes, and what a budget has widened.
+TEST(SnapshotTest, KeepsResidualsAndBudget) {  // I20
+  MemoryFileSystem files;
+  const Result result = RunJob(WithFeedback(), 5, &files);
+  ASSERT_TRUE(result.passed()) << Violations(result);
+  ASSERT_GE(NewestStep(files), 4);
+  const auto manifest = snapshot::ReadManifest(
+      files,
+      absl::StrCat(kJobName, "/", snapshot::StepName(NewestStep(files))));
+  ASSERT_TRUE(manifest.ok()) << manifest.status();
+  EXPECT_FALSE(manifest->budget.empty());
+  GoOn(WithFeedback(), 14, 6, &files, "feedback and budget");
+}
+
+// The control: residuals that are not restored are noticed.
+TEST(SnapshotTest, NoticesResidualsThatAreLost) {
+  MemoryFileSystem files;
+  Scenario scenario = WithFeedback();
+  ASSERT_TRUE(RunJob(scenario, 5, &files).passed());
+  scenario.first_version = NewestStep(files);
+  scenario.steps = scenario.first_version + 2;
+  Cluster cluster(scenario, 6, kernels::Reference(), nullptr, &files);
+  cluster.Start();
+  const auto residuals = [&](int node) -> optimizer::Residuals* {
+    const daemon::JobRuntime* const job = cluster.node(node).Find(kJobName);
+    return job == nullptr ? nullptr : job->residuals();
+  };
+  const auto norm = [&](int node) {
+    double sum = 0;
+    if (residuals(node) == nullptr) return sum;
+    for (int v = 0; v < 2; ++v) {
+      for (const float value : residuals(node)->version(v)) {
+        sum += std::fabs(value);
+      }
+    }
+    return sum;
+  };
+  while (norm(1) == 0) ASSERT_TRUE(cluster.clock().Step());
+  for (int v = 0; v < 2; ++v) {
+    for (float& value : residuals(1)->version(v)) value = 0;
+  }
+  cluster.clock().RunFor(absl::Minutes(5));
+  EXPECT_FALSE(cluster.so_far().passed());
 }
 
 TEST(SnapshotTest, SurvivesFaultsOfTraining) {

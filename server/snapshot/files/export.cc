@@ -21,6 +21,7 @@ constexpr uint64_t kNowhere = UINT64_MAX;
 struct TensorOut {
   uint64_t weights = kNowhere;
   std::array<uint64_t, 3> state = {kNowhere, kNowhere, kNowhere};
+  uint64_t residual = kNowhere;
 };
 
 bool WeightsAreMasters(const Manifest& manifest, const TensorInfo& tensor) {
@@ -84,6 +85,10 @@ class Exporter {
                            tensor.name),
               tensor, ElementType::kF32);
     }
+    if (manifest_.has_residuals) {
+      outs_[t].residual =
+          Add("residual:" + tensor.name, tensor, ElementType::kF32);
+    }
   }
 
   absl::Status WriteDraft(FileSystem& files, const std::string& draft) {
@@ -108,6 +113,7 @@ class Exporter {
     if (section.kind == Kind::kCursor) return false;
     if (section.kind == Kind::kPublished) return true;
     const TensorOut& out = outs_[section.tensor];
+    if (section.kind == Kind::kResidual) return out.residual != kNowhere;
     return out.state[static_cast<size_t>(section.kind)] != kNowhere ||
            (section.kind == Kind::kMaster &&
             WeightsAreMasters(manifest_, manifest_.tensors[section.tensor]));
@@ -122,6 +128,9 @@ class Exporter {
       return WriteData(out.weights + section.begin * size + offset, bytes);
     }
     const uint64_t begin = section.begin * sizeof(float) + offset;
+    if (section.kind == Kind::kResidual) {
+      return AddData(out.residual + begin, bytes);
+    }
     if (const uint64_t place = out.state[static_cast<size_t>(section.kind)];
         place != kNowhere) {
       RETURN_IF_ERROR(WriteData(place + begin, bytes));
@@ -150,6 +159,20 @@ class Exporter {
     return std::as_bytes(std::span(narrow_));
   }
 
+  // The sum over nodes, in their order: the same of all shapes of nodes that a
+  // state went through (NodeOfResidual in loader.h). A new file reads as zeros.
+  absl::Status AddData(uint64_t offset, std::span<const std::byte> bytes) {
+    sum_.resize(bytes.size() / sizeof(float));
+    const std::span<std::byte> sum = std::as_writable_bytes(std::span(sum_));
+    RETURN_IF_ERROR(file_->ReadAt(data_begin_ + offset, sum));
+    for (size_t i = 0; i < sum_.size(); ++i) {
+      float value;
+      std::memcpy(&value, bytes.data() + i * sizeof(float), sizeof(value));
+      sum_[i] += value;
+    }
+    return WriteData(offset, sum);
+  }
+
   absl::Status WriteData(uint64_t offset, std::span<const std::byte> bytes) {
     return file_->WriteAt(data_begin_ + offset, bytes);
   }
@@ -162,6 +185,7 @@ class Exporter {
   uint64_t data_begin_ = 0;
   std::unique_ptr<File> file_;
   std::vector<uint16_t> narrow_;
+  std::vector<float> sum_;
 };
 
 }  // namespace

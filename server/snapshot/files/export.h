@@ -18,8 +18,9 @@ namespace ballast::snapshot {
 enum class ExportContent {
   // NAME: what the workers saw, in each tensor's dtype.
   kWeights,
-  // weights:NAME, master:NAME, m:NAME, v:NAME: the logical state, the same
-  // bytes whatever nodes and workers it was saved on.
+  // weights:NAME, master:NAME, m:NAME, v:NAME, residual:NAME (the sum over
+  // nodes): the logical state, the same bytes whatever nodes and workers it
+  // was saved on.
   kState,
 };
 

@@ -184,6 +184,17 @@ absl::Status ParseFile(const Json& json, const std::string& name,
   return absl::OkStatus();
 }
 
+absl::Status ParseBudget(const Json& json, size_t num_tensors,
+                         BudgetInfo* budget) {
+  const Members members(json, "budget");
+  RETURN_IF_ERROR(members.CheckCount(4));
+  RETURN_IF_ERROR(members.Get(
+      "tensor", 0, static_cast<int64_t>(num_tensors) - 1, &budget->tensor));
+  RETURN_IF_ERROR(members.Get("path", &budget->path));
+  RETURN_IF_ERROR(members.Get("codec", &budget->codec));
+  return members.Get("calm", 0, kMaxCalm, &budget->calm);
+}
+
 absl::Status ParseOptimizer(const Members& members, Manifest* manifest) {
   std::string name;
   RETURN_IF_ERROR(members.Get("optimizer", &name));
@@ -230,12 +241,12 @@ absl::StatusOr<Manifest> ParseBody(const Json& json) {
   const Members members(json, "ballast");
   int version = 0;
   RETURN_IF_ERROR(members.Get("version", 1, INT32_MAX, &version));
-  if (version != kManifestVersion) {
+  if (version > kManifestVersion) {
     return absl::UnimplementedError(absl::StrCat(
         "manifest: version ", version, "; this program reads version ",
-        kManifestVersion, ": use the one that wrote it"));
+        kManifestVersion, " and older ones: use the one that wrote it"));
   }
-  RETURN_IF_ERROR(members.CheckCount(17));
+  RETURN_IF_ERROR(members.CheckCount(version == 1 ? 17 : 19));
   Manifest manifest;
   RETURN_IF_ERROR(members.Get("id", &manifest.id));
   RETURN_IF_ERROR(members.Get("job", &manifest.job));
@@ -261,6 +272,15 @@ absl::StatusOr<Manifest> ParseBody(const Json& json) {
     RETURN_IF_ERROR(ParseTensor(tensor, &manifest.tensors.emplace_back()));
   }
   RETURN_IF_ERROR(CheckNames(manifest));
+  if (version > 1) {
+    RETURN_IF_ERROR(members.Get("has_residuals", &manifest.has_residuals));
+    ASSIGN_OR_RETURN(const Json* const budget,
+                     members.List("budget", 2 * manifest.tensors.size()));
+    for (const Json& entry : *budget) {
+      RETURN_IF_ERROR(ParseBudget(entry, manifest.tensors.size(),
+                                  &manifest.budget.emplace_back()));
+    }
+  }
   ASSIGN_OR_RETURN(const Json* const files, members.List("files", kMaxNodes));
   if (files->size() != static_cast<size_t>(manifest.num_nodes)) {
     return Bad(absl::StrCat(files->size(), " files of ", manifest.num_nodes,
@@ -302,6 +322,13 @@ std::string ToText(const Manifest& manifest) {
   }
   Json groups = Json::array();
   for (const auto& group : manifest.groups) groups.push_back(ToJson(group));
+  Json budget = Json::array();
+  for (const BudgetInfo& entry : manifest.budget) {
+    budget.push_back({{"tensor", entry.tensor},
+                      {"path", entry.path},
+                      {"codec", entry.codec},
+                      {"calm", entry.calm}});
+  }
   const Json body = {
       {"version", kManifestVersion},
       {"id", manifest.id},
@@ -318,6 +345,8 @@ std::string ToText(const Manifest& manifest) {
       {"moments", manifest.num_moments},
       {"groups", std::move(groups)},
       {"has_published", manifest.has_published},
+      {"has_residuals", manifest.has_residuals},
+      {"budget", std::move(budget)},
       {"tensors", std::move(tensors)},
       {"files", std::move(files)}};
   const std::string rest = absl::StrCat(

@@ -1,5 +1,5 @@
 // What a snapshot is of, and which files it consists of: manifest.json, the
-// last file to be written. Text, version 1:
+// last file to be written. Text, version 2:
 //
 //   {"checksum":"0123456789abcdef","ballast":{…}}
 //                                 ^ XXH3-64 of everything from here to the end
@@ -9,7 +9,8 @@
 //
 // Threading: pure functions.
 // Errors: DataLoss (damaged, cut short, not of this form: says where),
-// Unimplemented (a later version).
+// Unimplemented (a later version). Version 1, without residuals and budget, is
+// read too.
 #ifndef SERVER_SNAPSHOT_FILES_MANIFEST_H_
 #define SERVER_SNAPSHOT_FILES_MANIFEST_H_
 
@@ -25,12 +26,13 @@
 
 namespace ballast::snapshot {
 
-inline constexpr int kManifestVersion = 1;
+inline constexpr int kManifestVersion = 2;
 inline constexpr char kManifestName[] = "manifest.json";
 inline constexpr uint64_t kMaxManifestBytes = 64 << 20;
 // Of the parts below; what is beyond them is refused.
 inline constexpr size_t kMaxTensors = 100'000;
 inline constexpr size_t kMaxGroups = 256;
+inline constexpr int kMaxCalm = 1 << 20;
 inline constexpr int kMaxNodes = 1024;
 inline constexpr int64_t kMaxElements = int64_t{1} << 40;
 
@@ -46,6 +48,16 @@ struct TensorInfo {
 
 // Of a shape that was checked.
 int64_t NumElements(const TensorInfo& tensor);
+
+// What an error budget had made of a tensor (membership/error_budget.h).
+struct BudgetInfo {
+  int32_t tensor = 0;  // index into the manifest's
+  std::string path;    // "gradients" or "weights"
+  std::string codec;   // that was in force
+  int calm = 0;        // steps
+
+  bool operator==(const BudgetInfo&) const = default;
+};
 
 struct FileInfo {
   std::string name;
@@ -69,7 +81,9 @@ struct Manifest {
   kernels::OptimizerKind optimizer = kernels::OptimizerKind::kSgd;
   int num_moments = 0;
   std::vector<kernels::HyperParameters> groups;
-  bool has_published = false;  // of trainable tensors too
+  bool has_published = false;      // of trainable tensors too
+  bool has_residuals = false;      // of every node
+  std::vector<BudgetInfo> budget;  // those that are not as the policy says
   std::vector<TensorInfo> tensors;
   std::vector<FileInfo> files;  // by node rank
 

@@ -17,6 +17,9 @@ Manifest Whole() {
   Manifest manifest = SmallManifest(2, 3);
   manifest.uid = 4'000'000'000;
   manifest.groups[0].lr = 0.1 + 0.2;  // no short decimal
+  manifest.has_residuals = true;
+  manifest.budget = {
+      {.tensor = 0, .path = "weights", .codec = "int8", .calm = 99}};
   for (int n = 0; n < 2; ++n) {
     manifest.files.push_back({ShardName(n, 2), 100, 0xfedcba9876543210});
   }
@@ -36,6 +39,28 @@ TEST(ManifestTest, ReadsWhatItWrites) {
   const auto manifest = ParseManifest(ToText(Whole()));
   ASSERT_THAT(manifest.status(), IsOk());
   EXPECT_EQ(*manifest, Whole());
+}
+
+// Written before there were residuals and a budget.
+TEST(ManifestTest, ReadsVersion1) {
+  Manifest old = Whole();
+  old.has_residuals = false;
+  old.budget.clear();
+  std::string text = ToText(old);
+  for (const char* line :
+       {" \"has_residuals\": false,\n", " \"budget\": [],\n"}) {
+    const size_t at = text.find(line);
+    ASSERT_NE(at, std::string::npos) << line << text;
+    text.erase(at, std::string(line).size());
+  }
+  const size_t version = text.find("\"version\": 2");
+  ASSERT_NE(version, std::string::npos);
+  text[version + 11] = '1';
+  const std::string rest = text.substr(13 + 16);
+  const auto manifest =
+      ParseManifest(text.substr(0, 13) + ToHex16(Checksum(rest)) + rest);
+  ASSERT_THAT(manifest.status(), IsOk());
+  EXPECT_EQ(*manifest, old);
 }
 
 TEST(ManifestTest, NamesShards) {
@@ -62,6 +87,9 @@ TEST(ManifestTest, RefusesCraftedOnes) {  // I27
     const char* to;
     const char* says;
   } cases[] = {
+      {"\"calm\": 99", "\"calm\": -1", "calm"},
+      {"\"tensor\": 0", "\"tensor\": 999", "tensor"},
+      {"\"has_residuals\": true", "\"has_residuals\": 1", "has_residuals"},
       {"\"step\": 7", "\"step\": -7", "step"},
       {"\"step\": 7", "\"step\": 5", "optimizer_step"},
       {"\"step\": 7", "\"step\": 1e99", "step"},
@@ -99,8 +127,8 @@ TEST(ManifestTest, RefusesCraftedOnes) {  // I27
 
 TEST(ManifestTest, SaysThatItIsOfALaterVersion) {
   EXPECT_THAT(
-      ParseManifest(Crafted("\"version\": 1", "\"version\": 2")).status(),
-      StatusIs(absl::StatusCode::kUnimplemented, "version 2"));
+      ParseManifest(Crafted("\"version\": 2", "\"version\": 3")).status(),
+      StatusIs(absl::StatusCode::kUnimplemented, "version 3"));
 }
 
 }  // namespace

@@ -15,8 +15,8 @@ bool ParseNumber(std::string_view text, Number* value) {
 }
 
 std::optional<Kind> KindOf(std::string_view name) {
-  for (const Kind kind :
-       {Kind::kMaster, Kind::kM, Kind::kV, Kind::kPublished, Kind::kCursor}) {
+  for (const Kind kind : {Kind::kMaster, Kind::kM, Kind::kV, Kind::kPublished,
+                          Kind::kResidual, Kind::kCursor}) {
     if (Name(kind) == name) return kind;
   }
   return std::nullopt;
@@ -34,6 +34,8 @@ std::string_view Name(Kind kind) {
       return "v";
     case Kind::kPublished:
       return "published";
+    case Kind::kResidual:
+      return "residual";
     case Kind::kCursor:
       return "cursor";
   }
@@ -43,17 +45,24 @@ std::string_view Name(Kind kind) {
 std::string ToText(const SectionName& name) {
   const std::string kind(Name(name.kind));
   if (name.kind == Kind::kCursor) return absl::StrCat(kind, ":", name.rank);
-  return absl::StrCat(kind, ":", name.tensor, "[", name.begin, ":", name.end,
-                      "]");
+  return absl::StrCat(
+      kind, name.kind == Kind::kResidual ? absl::StrCat(".", name.rank) : "",
+      ":", name.tensor, "[", name.begin, ":", name.end, "]");
 }
 
 std::optional<SectionName> ParseSectionName(std::string_view text) {
   const size_t colon = text.find(':');
   if (colon == std::string_view::npos) return std::nullopt;
-  const std::optional<Kind> kind = KindOf(text.substr(0, colon));
+  const std::string_view head = text.substr(0, colon);
+  const size_t dot = head.find('.');
+  const std::optional<Kind> kind = KindOf(head.substr(0, dot));
   if (!kind.has_value()) return std::nullopt;
   SectionName name;
   name.kind = *kind;
+  if (dot != std::string_view::npos &&
+      !ParseNumber(head.substr(dot + 1), &name.rank)) {
+    return std::nullopt;
+  }
   const std::string_view rest = text.substr(colon + 1);
   bool is_good = false;
   if (name.kind == Kind::kCursor) {

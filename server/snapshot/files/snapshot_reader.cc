@@ -45,6 +45,8 @@ bool IsStored(const Manifest& manifest, const TensorInfo& tensor, Kind kind) {
       return tensor.trainable && manifest.num_moments > 1;
     case Kind::kPublished:
       return !tensor.trainable || manifest.has_published;
+    case Kind::kResidual:
+      return tensor.trainable && manifest.has_residuals;
     case Kind::kCursor:
       break;
   }
@@ -78,11 +80,13 @@ absl::StatusOr<StoredSection> Place(const Manifest& manifest,
     const auto it = index.find(name->tensor);
     if (it == index.end() ||
         !IsStored(manifest, manifest.tensors[it->second], name->kind) ||
-        name->end > NumElements(manifest.tensors[it->second])) {
+        name->end > NumElements(manifest.tensors[it->second]) ||
+        name->rank >= manifest.num_nodes) {
       return Bad(absl::StrCat("the section ", base::Quoted(section.name),
                               " is of no array of the manifest"));
     }
     stored.tensor = it->second;
+    stored.node = name->rank;
   }
   if (section.type != TypeOf(manifest, stored) || section.shape.size() != 1 ||
       section.shape[0] != count) {
@@ -179,17 +183,18 @@ absl::Status SnapshotReader::OpenShard(FileSystem& files,
   return absl::OkStatus();
 }
 
-// Each array of each tensor is there once, from its first to its last element.
+// Each array of each tensor is there once, from its first to its last element;
+// residuals once of each node.
 absl::Status SnapshotReader::CheckCoverage() const {
-  std::vector<std::tuple<Kind, int32_t, int64_t, int64_t>> ranges;
+  std::vector<std::tuple<Kind, int32_t, int32_t, int64_t, int64_t>> ranges;
   std::vector<int> cursors(manifest_.world_size());
   for (const Shard& shard : shards_) {
     for (const StoredSection& section : shard.sections) {
       if (section.kind == Kind::kCursor) {
         ++cursors[section.tensor];
       } else if (section.begin < section.end) {
-        ranges.emplace_back(section.kind, section.tensor, section.begin,
-                            section.end);
+        ranges.emplace_back(section.kind, section.tensor, section.node,
+                            section.begin, section.end);
       }
     }
   }
@@ -201,17 +206,22 @@ absl::Status SnapshotReader::CheckCoverage() const {
       const TensorInfo& tensor = manifest_.tensors[t];
       if (!IsStored(manifest_, tensor, kind)) continue;
       const int64_t size = NumElements(tensor);
-      int64_t at = 0;
-      for (; next != ranges.end() && std::get<0>(*next) == kind &&
-             std::get<1>(*next) == static_cast<int32_t>(t);
-           ++next) {
-        if (std::get<2>(*next) != at) break;
-        at = std::get<3>(*next);
+      const int copies = kind == Kind::kResidual ? manifest_.num_nodes : 1;
+      for (int32_t node = 0; node < copies; ++node) {
+        int64_t at = 0;
+        for (; next != ranges.end() &&
+               std::tie(std::get<0>(*next), std::get<1>(*next),
+                        std::get<2>(*next)) ==
+                   std::make_tuple(kind, static_cast<int32_t>(t), node);
+             ++next) {
+          if (std::get<3>(*next) != at) break;
+          at = std::get<4>(*next);
+        }
+        if (at == size) continue;
+        return Bad(absl::StrCat("its files do not hold each element once: ",
+                                std::string(Name(kind)), " of tensor ",
+                                base::Quoted(tensor.name), " at element ", at));
       }
-      if (at == size) continue;
-      return Bad(absl::StrCat(
-          "its files do not hold each element once: ", std::string(Name(kind)),
-          " of tensor ", base::Quoted(tensor.name), " at element ", at));
     }
   }
   if (next != ranges.end()) {

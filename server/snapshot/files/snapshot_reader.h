@@ -35,6 +35,7 @@ namespace ballast::snapshot {
 struct StoredSection {
   Kind kind = Kind::kMaster;
   int32_t tensor = 0;  // index into the manifest's; of a cursor: the rank
+  int32_t node = 0;    // of a residual: whose
   int64_t begin = 0;   // elements of the tensor
   int64_t end = 0;
   uint64_t offset = 0;  // in the file
