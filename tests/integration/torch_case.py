@@ -1,6 +1,7 @@
 """What the tests of ballast.torch.Optimizer share."""
 
 import contextlib
+import threading
 import unittest
 
 import lab
@@ -21,6 +22,10 @@ def arrays(params):
 
 
 def net(seed=1):
+    """The same values for the same seed. PyTorch's generator is the whole
+    process's: ranks that are threads would draw from each other's."""
+    if threading.current_thread() is not threading.main_thread():
+        raise AssertionError("build nets before the threads of the ranks")
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.BatchNorm1d(16),
                          nn.Linear(16, 3))

@@ -4,10 +4,10 @@ import sys
 import unittest
 
 import lab
+import torch_case
 
 try:
     import torch
-    from torch import nn
 except ImportError:
     torch = None
 
@@ -17,11 +17,7 @@ if torch is not None and not lab.missing():
 
 _TOLERANCE = 1e-6
 
-
-def net(seed=1):
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.BatchNorm1d(16),
-                         nn.Linear(16, 3))
+net = torch_case.net
 
 
 def train_one(model, optimizer, step):
@@ -90,9 +86,10 @@ class LoadTest(lab.TestCase):
                 self.assertTrue(optimizer.last_result.loaded)
                 self.assertEqual(optimizer.open_step, loads + 1)
                 self.assertEqual(optimizer.session.weight_version, loads)
-                for name, value in net(5).named_parameters():
-                    self.assertTrue(torch.equal(
-                        dict(model.named_parameters())[name], value))
+                for name, value in model.named_parameters():
+                    self.assertTrue(torch.equal(value, loaded[0][name]), name)
+                self.assertFalse(torch.equal(
+                    model[0].weight, loaded[1]["0.weight"]))  # the control
             state = state_of(model)
             optimizer.close()
             return state
@@ -106,6 +103,10 @@ class LoadTest(lab.TestCase):
                 self.assertNear(ours[0], expected)
                 for name, _ in net().named_parameters():
                     self.assertTrue(torch.equal(ours[0][name], ours[1][name]))
+
+    def test_a_rank_builds_no_net(self):  # its values would be any
+        self.assertRaisesRegex(AssertionError, "before the threads",
+                               lab.run_ranks, 1, lambda _: net())
 
     def test_with_new_moments_it_is_a_new_start(self):
         ours = self.scene(4, reset_state=True)[0]
