@@ -1,10 +1,15 @@
 #include "server/transport/ucx/ucp_worker.h"
 
+#include <linux/filter.h>
+#include <sys/socket.h>
 #include <ucs/config/global_opts.h>
 
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "server/base/status_macros.h"
 #include "server/transport/ucx/socket_address.h"
@@ -54,6 +59,30 @@ ucs_status_t OnActiveMessage(void* receiver, const void*, size_t, void* data,
 
 void OnConnectionRequest(ucp_conn_request_h request, void* receiver) {
   static_cast<UcpReceiver*>(receiver)->OnConnection(request);
+}
+
+// This process's socket that listens at the address, which UCX does not tell;
+// -1: none was found.
+int FindListener(const std::string& address) {
+  std::error_code error;
+  for (const auto& entry :
+       std::filesystem::directory_iterator("/proc/self/fd", error)) {
+    int fd = -1;
+    int listens = 0;
+    socklen_t size = sizeof(listens);
+    if (!absl::SimpleAtoi(entry.path().filename().string(), &fd) ||
+        getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) != 0 ||
+        listens == 0) {
+      continue;
+    }
+    sockaddr_storage name{};
+    size = sizeof(name);
+    if (getsockname(fd, reinterpret_cast<sockaddr*>(&name), &size) == 0 &&
+        SocketAddress(name).ToString() == address) {
+      return fd;
+    }
+  }
+  return -1;
 }
 
 }  // namespace
@@ -110,8 +139,11 @@ absl::Status UcpWorker::Listen(const Options& options) {
   params.sockaddr.addrlen = address.size();
   params.conn_handler.cb = OnConnectionRequest;
   params.conn_handler.arg = receiver_;
-  return UcxStatus(ucp_listener_create(worker_, &params, &listener_),
-                   absl::StrCat("listen on ", address.ToString()));
+  RETURN_IF_ERROR(UcxStatus(ucp_listener_create(worker_, &params, &listener_),
+                            absl::StrCat("listen on ", address.ToString())));
+  ASSIGN_OR_RETURN(const std::string at, Address());
+  listen_fd_ = FindListener(at);
+  return absl::OkStatus();
 }
 
 absl::Status UcpWorker::SetHandler() {
@@ -125,6 +157,18 @@ absl::Status UcpWorker::SetHandler() {
   handler.arg = receiver_;
   return UcxStatus(ucp_worker_set_am_recv_handler(worker_, &handler),
                    "ucp_worker_set_am_recv_handler");
+}
+
+void UcpWorker::StopListening(absl::FunctionRef<bool()> keep_going) {
+  if (listen_fd_ < 0) return;
+  // A filter that takes no packet: the kernel accepts nothing more, and UCX
+  // does not notice.
+  sock_filter take_nothing = BPF_STMT(BPF_RET | BPF_K, 0);
+  const sock_fprog program = {1, &take_nothing};
+  setsockopt(listen_fd_, SOL_SOCKET, SO_ATTACH_FILTER, &program,
+             sizeof(program));
+  listen_fd_ = -1;
+  while (keep_going()) Progress();
 }
 
 UcpWorker::~UcpWorker() {

@@ -68,6 +68,11 @@ class UcpWorker {
   // Brings what UCX has taken to the kernel, while `keep_going` says so.
   void Flush(absl::FunctionRef<bool()> keep_going);
 
+  // Nobody can connect from now on; who was about to gets a moment to say so,
+  // and ends as a request. Before the worker is destroyed: UCX 1.13's own
+  // thread would call back into a listener that is gone.
+  void StopListening(absl::FunctionRef<bool()> keep_going);
+
   // After all endpoints were closed: brings them, and flushes that were given
   // up, to their end. False if that is not done when `keep_going` says no.
   bool Settle(absl::FunctionRef<bool()> keep_going);
@@ -93,7 +98,8 @@ class UcpWorker {
   ucp_context_h context_ = nullptr;
   ucp_worker_h worker_ = nullptr;
   ucp_listener_h listener_ = nullptr;
-  int event_fd_ = -1;  // UCX's own
+  int event_fd_ = -1;   // UCX's own
+  int listen_fd_ = -1;  // likewise
   // Flushes that were given up hold endpoints all the same.
   std::vector<ucs_status_ptr_t> unfinished_;
 };

@@ -20,6 +20,8 @@ constexpr size_t kUcxHeaderBytes = 1024;
 // Between two looks at what is to be sent.
 constexpr int kMaxProgressCalls = 16;
 // For endpoints to finish closing, which needs no peer.
+// For those who were connecting when this end closed.
+constexpr absl::Duration kLastRequests = absl::Milliseconds(20);
 constexpr absl::Duration kSettleLimit = absl::Seconds(1);
 constexpr int kMaxSettleTurns = 10'000'000;  // should the clock stand still
 // Messages given to UCX for one peer before the next one has its turn.
@@ -136,6 +138,8 @@ absl::StatusOr<std::unique_ptr<Wire>> Wire::Create(const Options& options,
 
 Wire::~Wire() {
   if (worker_ == nullptr) return;  // Create failed
+  const absl::Time moment = clock_->Now() + kLastRequests;
+  worker_->StopListening([&] { return clock_->Now() < moment; });
   for (const ucp_conn_request_h request : requests_) worker_->Reject(request);
   incoming_.clear();
   for (auto& [node, link] : links_) link->Close();
