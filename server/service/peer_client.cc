@@ -3,6 +3,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include <set>
+#include <thread>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
@@ -26,9 +27,12 @@ class WayBack {
     base::MutexLock lock(&mutex_);
     executor_ = nullptr;
   }
-  void Post(absl::AnyInvocable<void() &&> fn) {
+  // False, and nothing happened, after Close.
+  bool Post(absl::AnyInvocable<void() &&>& fn) {
     base::MutexLock lock(&mutex_);
-    if (executor_ != nullptr) executor_->Post(std::move(fn));
+    if (executor_ == nullptr) return false;
+    executor_->Post(std::move(fn));
+    return true;
   }
 
  private:
@@ -43,6 +47,12 @@ struct Call {
   v1::RendezvousReply reply;
   PeerClient::RendezvousDone done;
 };
+
+// A call holds the channel, and with the channel goes gRPC's thread of it: it
+// must not be that thread that releases the last one.
+void ReleaseElsewhere(std::shared_ptr<Call> call) {
+  std::thread([call = std::move(call)] {}).detach();
+}
 
 class PeerClientImpl final : public PeerClient {
  public:
@@ -68,11 +78,15 @@ class PeerClientImpl final : public PeerClient {
     calls_.insert(call);
     stub_->async()->Rendezvous(
         &call->context, &call->request, &call->reply,
-        [this, call, way_back = way_back_,
-         alive = std::weak_ptr<int>(alive_)](const grpc::Status& status) {
-          way_back->Post([this, call, alive, status = FromGrpc(status)] {
+        [this, call, way_back = way_back_, alive = std::weak_ptr<int>(alive_)](
+            const grpc::Status& status) mutable {
+          absl::AnyInvocable<void()&&> done = [this, call, alive,
+                                               status = FromGrpc(status)] {
             if (!alive.expired()) OnDone(call, status);
-          });
+          };
+          if (way_back->Post(done)) return call.reset();
+          done = nullptr;
+          ReleaseElsewhere(std::move(call));
         });
   }
 
@@ -83,7 +97,9 @@ class PeerClientImpl final : public PeerClient {
     call->context.set_deadline(std::chrono::system_clock::now() +
                                absl::ToChronoMilliseconds(timeout));
     stub_->async()->Rendezvous(&call->context, &call->request, &call->reply,
-                               [call](const grpc::Status&) {});
+                               [call](const grpc::Status&) mutable {
+                                 ReleaseElsewhere(std::move(call));
+                               });
   }
 
  private:
