@@ -3,8 +3,8 @@
 #include <grpcpp/grpcpp.h>
 
 #include <set>
-#include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "proto/peer_service.grpc.pb.h"
@@ -48,11 +48,29 @@ struct Call {
   PeerClient::RendezvousDone done;
 };
 
-// A call holds the channel, and with the channel goes gRPC's thread of it: it
-// must not be that thread that releases the last one.
-void ReleaseElsewhere(std::shared_ptr<Call> call) {
-  std::thread([call = std::move(call)] {}).detach();
-}
+// Calls that ended after their client. A call holds the channel, and with the
+// channel goes gRPC's thread of it: if that thread released the last one, it
+// would wait for itself. So they stay here until the next client comes or goes.
+class LeftCalls {
+ public:
+  static LeftCalls& Get() {
+    static auto* const left = new LeftCalls;
+    return *left;
+  }
+  void Add(std::shared_ptr<Call> call) {
+    base::MutexLock lock(&mutex_);
+    calls_.push_back(std::move(call));
+  }
+  void Release() {
+    std::vector<std::shared_ptr<Call>> calls;
+    base::MutexLock lock(&mutex_);
+    calls.swap(calls_);
+  }
+
+ private:
+  base::Mutex mutex_;
+  std::vector<std::shared_ptr<Call>> calls_ ABSL_GUARDED_BY(mutex_);
+};
 
 class PeerClientImpl final : public PeerClient {
  public:
@@ -60,9 +78,12 @@ class PeerClientImpl final : public PeerClient {
                  base::Executor* executor)
       : stub_(v1::PeerService::NewStub(std::move(channel))),
         way_back_(std::make_shared<WayBack>(executor)),
-        alive_(std::make_shared<int>(0)) {}
+        alive_(std::make_shared<int>(0)) {
+    LeftCalls::Get().Release();
+  }
 
   ~PeerClientImpl() override {
+    LeftCalls::Get().Release();
     way_back_->Close();
     for (const std::shared_ptr<Call>& call : calls_) call->context.TryCancel();
   }
@@ -86,7 +107,7 @@ class PeerClientImpl final : public PeerClient {
           };
           if (way_back->Post(done)) return call.reset();
           done = nullptr;
-          ReleaseElsewhere(std::move(call));
+          LeftCalls::Get().Add(std::move(call));
         });
   }
 
@@ -98,7 +119,7 @@ class PeerClientImpl final : public PeerClient {
                                absl::ToChronoMilliseconds(timeout));
     stub_->async()->Rendezvous(&call->context, &call->request, &call->reply,
                                [call](const grpc::Status&) mutable {
-                                 ReleaseElsewhere(std::move(call));
+                                 LeftCalls::Get().Add(std::move(call));
                                });
   }
 

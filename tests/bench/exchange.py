@@ -3,7 +3,8 @@ stream and PyTorch's Gloo all-reduce on the same links in the same run.
 
     tools/bench exchange [--nodes N] [--workers W] [--rate R]
         [--model gpt2|gpt2-medium|gpt2-large|gpt2-xl | --elements N]
-        [--preset P]… [--steps K] [--peer gloo|none] [--json FILE]
+        [--preset P]… [--steps K] [--peer gloo|none] [--set KEY=VALUE]…
+        [--json FILE]
 
 A row is a mean over K steps after one that is not counted:
 
@@ -61,6 +62,9 @@ def main(argv: List[str]) -> int:
     parser = on_lab.parser("exchange", __doc__, nodes=4, workers=1,
                            model="gpt2")
     parser.add_argument("--preset", action="append")
+    parser.add_argument("--set", action="append", default=[], dest="settings",
+                        metavar="KEY=VALUE", help="of each daemon's "
+                        "configuration, like transport.gather=ring")
     parser.add_argument("--peer", choices=("gloo", "none"), default="gloo")
     options = parser.parse_args(argv)
     names = ["tcp"] if options.nodes > 1 else []
@@ -70,7 +74,8 @@ def main(argv: List[str]) -> int:
               for preset in options.preset or ("exact", "zeropp")]
     result = on_lab.measured(
         names, nodes=options.nodes, workers=options.workers,
-        rate=options.rate, **on_lab.model_of(options))
+        rate=options.rate, settings=options.settings,
+        **on_lab.model_of(options))
     rows = result["rows"]
     add_ratios(rows, os.cpu_count() or 1)
     print(on_lab.title(options, result))

@@ -22,24 +22,26 @@ class LabFailed(Exception):
 
 def measured(rows: Sequence[str], *, nodes: int, workers: int,
              rate: Optional[str] = None, model: Optional[str] = None,
-             elements: int = 0, steps: int = 3,
-             repeats: int = 1000) -> Dict[str, Any]:
+             elements: int = 0, steps: int = 3, repeats: int = 1000,
+             settings: Sequence[str] = ()) -> Dict[str, Any]:
     """{"elements": …, "rows": [Row, …]}, as rank 0 of worker.py wrote them."""
     return run_worker(
         "worker.py", [*(["--model", model] if model else []),
                       "--elements", str(elements), "--steps", str(steps),
                       "--repeats", str(repeats)], rows,
-        nodes=nodes, workers=workers, rate=rate)
+        nodes=nodes, workers=workers, rate=rate, settings=settings)
 
 
 def run_worker(script: str, arguments: Sequence[str], rows: Sequence[str], *,
-               nodes: int, workers: int,
-               rate: Optional[str] = None) -> Dict[str, Any]:
-    """What rank 0 of `script` wrote to its --json, on a lab of its own."""
+               nodes: int, workers: int, rate: Optional[str] = None,
+               settings: Sequence[str] = ()) -> Dict[str, Any]:
+    """What rank 0 of `script` wrote to its --json, on a lab of its own, whose
+    daemons are configured by `settings` too (KEY=VALUE)."""
     with tempfile.TemporaryDirectory(prefix="ballast-bench-") as folder:
         path = os.path.join(folder, "rows")
         command = [_LAB, "run", "--nodes", str(nodes), "--workers",
-                   str(workers), *(["--rate", rate] if rate else []), "--",
+                   str(workers), *(["--rate", rate] if rate else []),
+                   *(word for one in settings for word in ("--set", one)), "--",
                    "/usr/bin/python3", "-B", os.path.join(_HERE, script),
                    *arguments, "--json", path, *rows]
         code = subprocess.run(command, check=False,

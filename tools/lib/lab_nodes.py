@@ -122,9 +122,12 @@ def configuration(node: Node, cluster: Cluster, cores: int) -> str:
 
 @contextlib.contextmanager
 def running(lab: labs.Lab, count: int, programs: Dict[str, str],
-            launcher: launch.Launcher) -> Iterator[Cluster]:
+            launcher: launch.Launcher,
+            settings: Sequence[str] = ()) -> Iterator[Cluster]:
     """The lab's namespaces and daemons, while the context lasts; the
-    launcher is entered and left here. Raises StartFailed or NetworkError."""
+    launcher is entered and left here. `settings`: KEY=VALUE, of each daemon's
+    configuration. Raises StartFailed or NetworkError."""
+    overrides = [word for setting in settings for word in ("--set", setting)]
     links = network.Network(lab.lab_id, count, lab.rate) if lab.rate else None
     cluster = plan(lab.sockets, count, links)
     if links is not None:
@@ -142,7 +145,7 @@ def running(lab: labs.Lab, count: int, programs: Dict[str, str],
             with open(path, "w", encoding="utf-8") as stream:
                 stream.write(configuration(node, cluster, os.cpu_count() or 1))
             daemons.append(launcher.start_daemon(node.rank, node.inside(
-                [programs["BALLASTD"], "--config", path])))
+                [programs["BALLASTD"], "--config", path, *overrides])))
         for node, daemon in zip(cluster.nodes, daemons):
             if not launch.wait_for_daemon(node.workers, _START_SECONDS,
                                           daemon):
