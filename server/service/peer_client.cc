@@ -2,6 +2,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <memory>
 #include <set>
 #include <utility>
 #include <vector>
@@ -54,8 +55,9 @@ struct Call {
 class LeftCalls {
  public:
   static LeftCalls& Get() {
-    static auto* const left = new LeftCalls;
-    return *left;
+    // Never destroyed: gRPC's threads outlive what is static.
+    static LeftCalls& left = *std::make_unique<LeftCalls>().release();
+    return left;
   }
   void Add(std::shared_ptr<Call> call) {
     base::MutexLock lock(&mutex_);

@@ -131,7 +131,11 @@ def main(argv: Sequence[str]) -> None:
     keep_memory()
     torch.set_num_threads(1)
     distributed.init_process_group("gloo")
-    rows = [row_of(name, options) for name in options.rows]
+    rows = []
+    for name in options.rows:
+        rows.append(row_of(name, options))
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)  # what one row kept, the next needs
     if distributed.get_rank() == 0:
         with open(options.json, "w", encoding="utf-8") as stream:
             json.dump({"elements": gpt2_model.size(options.model).elements,
