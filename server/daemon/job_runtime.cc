@@ -138,12 +138,13 @@ absl::Status JobRuntime::Initialize() {
   engine_parts.optimizer = optimizer_.get();
   engine_parts.workers = this;
   engine_parts.members = this;
-  load_ = std::make_unique<WeightLoad>(
-      WeightLoad::Parts{.job = parts_.job,
-                        .optimizer = optimizer_.get(),
-                        .published = published_.get(),
-                        .residuals = residuals_.get(),
-                        .collective = [this] { return collective_.get(); }});
+  load_ = std::make_unique<WeightLoad>(WeightLoad::Parts{
+      .job = parts_.job,
+      .optimizer = optimizer_.get(),
+      .published = published_.get(),
+      .residuals = residuals_.get(),
+      .guard = snapshots_ != nullptr ? snapshots_->guard() : nullptr,
+      .collective = [this] { return collective_.get(); }});
   engine_parts.loads = load_.get();
   engine_parts.metrics = parts_.metrics.get();
   if (plan_->quantizes_gradients() || plan_->quantizes_weights()) {

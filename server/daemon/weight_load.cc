@@ -36,10 +36,18 @@ void WeightLoad::Finish() {
     parts_.published->Initialize(parts_.job->weights(),
                                  WeightVersion(step_->value()));
   }
-  for (int i = 0; resets_state_ && parts_.residuals != nullptr && i < 2; ++i) {
-    std::ranges::fill(parts_.residuals->version(i), 0.0f);
-  }
+  if (resets_state_ && parts_.residuals != nullptr) ResetResiduals();
   step_.reset();
+}
+
+void WeightLoad::ResetResiduals() {
+  for (int version = 0; version < 2; ++version) {
+    for (const layout::Bucket& bucket : parts_.job->layout().buckets()) {
+      if (parts_.guard == nullptr) break;
+      parts_.guard->BeforeResiduals(version, bucket.id);
+    }
+    std::ranges::fill(parts_.residuals->version(version), 0.0f);
+  }
 }
 
 }  // namespace ballast::daemon

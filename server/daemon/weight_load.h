@@ -26,6 +26,7 @@
 #include "server/engine/ports.h"
 #include "server/optimizer/optimizer.h"
 #include "server/optimizer/residuals.h"
+#include "server/optimizer/update_guard.h"
 #include "server/session/local_job.h"
 
 namespace ballast::daemon {
@@ -37,6 +38,7 @@ class WeightLoad final : public engine::LoadPort {
     optimizer::Optimizer* optimizer = nullptr;
     collective::PublishedChunks* published = nullptr;  // null: no deltas
     optimizer::Residuals* residuals = nullptr;  // null: no error feedback
+    optimizer::UpdateGuard* guard = nullptr;    // of them; null: nobody looks
     // The generation's.
     std::function<collective::Collective*()> collective;
   };
@@ -53,6 +55,7 @@ class WeightLoad final : public engine::LoadPort {
 
  private:
   void TakeGradients();
+  void ResetResiduals();
 
   const Parts parts_;
   std::optional<Step> step_;
