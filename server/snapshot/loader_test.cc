@@ -4,16 +4,12 @@
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "kernels/reference/reference.h"
-#include "server/base/sim_compute_pool.h"
 #include "server/base/sim_executor.h"
 #include "server/base/status_matchers.h"
-#include "server/snapshot/capture.h"
 #include "server/snapshot/files/catalog.h"
 #include "server/snapshot/files/memory_file_system.h"
 #include "server/snapshot/files/snapshot_reader.h"
-#include "server/snapshot/io_queue.h"
-#include "server/snapshot/shard_plan.h"
-#include "server/snapshot/shard_writer.h"
+#include "server/snapshot/shard_testing.h"
 #include "server/snapshot/snapshot_rig.h"
 
 namespace ballast::snapshot {
@@ -28,7 +24,6 @@ constexpr char kPath[] = "job/step-00000005";
 void SaveOn(int nodes, int workers, uint64_t bucket_bytes, bool has_published,
             FileSystem& files, int partition_nodes = 0) {
   base::SimExecutor executor(1);
-  base::SimComputePool pool(&executor, 1, 1);
   Manifest manifest;
   for (int n = 0; n < nodes; ++n) {
     SnapshotRig rig(nodes, workers, n, &executor, bucket_bytes, has_published,
@@ -40,33 +35,13 @@ void SaveOn(int nodes, int workers, uint64_t bucket_bytes, bool has_published,
       manifest.step = manifest.optimizer_step = 5;
       manifest.groups = rig.ScalarsOf(5).groups;
     }
-    const ShardPlan plan(rig.layout(), rig.node(), rig.content());
-    Capture capture(&plan, rig.state(), rig.weights());
-    std::vector<std::byte> image(plan.image_bytes());
-    capture.Begin(image, 5);
-    IoQueue io(&pool);
-    ShardWriter::Parts parts;
-    parts.files = &files;
-    parts.io = &io;
-    parts.clock = &executor;
-    parts.executor = &executor;
-    parts.plan = &plan;
-    parts.capture = &capture;
-    parts.image = image;
-    parts.weights = rig.weights();
     std::vector<Cursor> cursors;
     const auto scalars = rig.ScalarsOf(5);
     for (int l = 0; l < workers; ++l) {
       cursors.push_back({n * workers + l, scalars.cursors[l]});
     }
-    ShardWriter writer(parts, TemporaryPath("job", manifest.id),
-                       ShardName(n, nodes), cursors,
-                       [&](absl::StatusOr<FileInfo> info) {
-                         ASSERT_THAT(info, IsOk());
-                         manifest.files.push_back(*info);
-                       });
-    writer.Start();
-    executor.RunUntilIdle();
+    SaveShard(rig, rig.content(), nullptr, std::move(cursors), files,
+              &manifest);
   }
   ASSERT_THAT(PublishSnapshot(files, manifest, "step-00000005"), IsOk());
 }

@@ -12,7 +12,6 @@
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "kernels/reference/reference.h"
-#include "server/base/sim_compute_pool.h"
 #include "server/base/sim_executor.h"
 #include "server/base/status_matchers.h"
 #include "server/snapshot/capture.h"
@@ -20,10 +19,9 @@
 #include "server/snapshot/files/export.h"
 #include "server/snapshot/files/memory_file_system.h"
 #include "server/snapshot/files/snapshot_reader.h"
-#include "server/snapshot/io_queue.h"
 #include "server/snapshot/loader.h"
 #include "server/snapshot/shard_plan.h"
-#include "server/snapshot/shard_writer.h"
+#include "server/snapshot/shard_testing.h"
 #include "server/snapshot/snapshot_rig.h"
 
 namespace ballast::snapshot {
@@ -92,38 +90,13 @@ std::vector<std::unique_ptr<Node>> MakeNodes(int count,
 }
 
 void Save(std::vector<std::unique_ptr<Node>>& nodes, FileSystem& files) {
-  base::SimExecutor executor(1);
-  base::SimComputePool pool(&executor, 1, 1);
   Manifest manifest = nodes[0]->rig.MakeManifest();
   manifest.id = "0123456789abcdef";
   manifest.step = manifest.optimizer_step = kStep;
   manifest.has_residuals = true;
-  for (size_t n = 0; n < nodes.size(); ++n) {
-    Node& node = *nodes[n];
-    const ShardPlan plan(node.rig.layout(), node.rig.node(), node.content());
-    Capture capture(&plan, node.rig.state(), node.rig.weights(),
-                    node.residuals.get());
-    std::vector<std::byte> image(plan.image_bytes());
-    capture.Begin(image, kStep);
-    IoQueue io(&pool);
-    ShardWriter::Parts parts;
-    parts.files = &files;
-    parts.io = &io;
-    parts.clock = &executor;
-    parts.executor = &executor;
-    parts.plan = &plan;
-    parts.capture = &capture;
-    parts.image = image;
-    parts.weights = node.rig.weights();
-    ShardWriter writer(parts, TemporaryPath("job", manifest.id),
-                       ShardName(static_cast<int>(n), manifest.num_nodes),
-                       {{static_cast<int>(n), ""}},
-                       [&](absl::StatusOr<FileInfo> info) {
-                         ASSERT_THAT(info, IsOk());
-                         manifest.files.push_back(*info);
-                       });
-    writer.Start();
-    executor.RunUntilIdle();
+  for (auto& node : nodes) {
+    SaveShard(node->rig, node->content(), node->residuals.get(),
+              {{node->rig.node().value(), ""}}, files, &manifest);
   }
   ASSERT_THAT(PublishSnapshot(files, manifest, "s"), IsOk());
 }
