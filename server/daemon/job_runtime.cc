@@ -221,7 +221,10 @@ absl::Status JobRuntime::TakeOver() {
   job->TakeOver(resumption_->generation,
                 is_open ? resumption_->open_step
                         : Step(resumption_->open_step.value() - 1),
-                is_open);
+                is_open,
+                resumption_->abort.has_value()
+                    ? engine::WhyAborted(*resumption_->abort)
+                    : absl::OkStatus());
   if (parts_.log != nullptr) {
     parts_.log(absl::StrCat("job taken over job=", job->spec().name,
                             " step=", resumption_->open_step.value(),

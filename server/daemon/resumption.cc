@@ -45,6 +45,7 @@ absl::StatusOr<Resumption> Resume(const std::optional<v1::PeerFrame>& outcome,
   }
   if (outcome->has_abort()) {
     if (is_finished && outcome->abort().step() == result.open_step.value()) {
+      result.abort = outcome->abort();
       return result;
     }
   } else if (outcome->has_commit()) {

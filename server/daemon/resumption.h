@@ -4,7 +4,8 @@
 //   none, commit S        S          S           step S + 1 is open
 //   commit S              S          S - 1       S is carried out, S + 1 opens
 //   commit S + 1          S          S           S + 1 is open: nobody was told
-//   abort of S + 1        S          S           S + 1, in its next generation
+//   abort of S + 1        S          S           S + 1, in its next generation;
+//                                                who was not told of it is now
 //
 // In the third case the vote comes again with the same bits, and so does its
 // outcome. All else contradicts the order in which a daemon writes.
@@ -23,6 +24,7 @@ struct Resumption {
   Generation generation;
   Step open_step;                    // once `commit` is carried out
   std::optional<v1::Commit> commit;  // of the step before it
+  std::optional<v1::Abort> abort;    // of it, in the generation before
 };
 
 // `state`: the last step whose scalars were committed; `finished`: the last

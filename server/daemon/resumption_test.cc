@@ -35,6 +35,7 @@ std::string What(const absl::StatusOr<Resumption>& result) {
     text +=
         ", " + std::to_string(result->commit->step()) + " to be carried out";
   }
+  if (result->abort.has_value()) text += ", aborted before";
   return text;
 }
 
@@ -57,7 +58,7 @@ TEST(ResumptionTest, RepeatsAVoteThatNobodyWasToldOf) {
 
 TEST(ResumptionTest, OpensAnAbortedStepInItsNextGeneration) {
   EXPECT_EQ(What(Resume(AbortOf(8, 4), Step(7), Step(7))),
-            "generation 4, step 8 open");
+            "generation 4, step 8 open, aborted before");
 }
 
 TEST(ResumptionTest, RefusesWhatContradictsItself) {

@@ -149,11 +149,8 @@ class JobEngineImpl final : public JobEngine {
     metrics_.OnAborted();
     TakeBytes();
     collective_ = nullptr;
-    const auto code = static_cast<absl::StatusCode>(abort.code());
     parts_.workers->Aborted(open_->step, Generation(abort.next_generation()),
-                            code == absl::StatusCode::kOk
-                                ? absl::AbortedError(abort.text())
-                                : absl::Status(code, abort.text()));
+                            WhyAborted(abort));
   }
 
   void OnHeal(const v1::Heal& heal) override {
@@ -527,6 +524,12 @@ class JobEngineImpl final : public JobEngine {
 };
 
 }  // namespace
+
+absl::Status WhyAborted(const v1::Abort& abort) {
+  const auto code = static_cast<absl::StatusCode>(abort.code());
+  return code == absl::StatusCode::kOk ? absl::AbortedError(abort.text())
+                                       : absl::Status(code, abort.text());
+}
 
 std::unique_ptr<JobEngine> JobEngine::Create(const Parts& parts) {
   return std::make_unique<JobEngineImpl>(parts);

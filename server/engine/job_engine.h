@@ -68,6 +68,9 @@ struct Counts {
   uint64_t chunks_healed = 0;
 };
 
+// What workers are told.
+absl::Status WhyAborted(const v1::Abort& abort);
+
 class JobEngine : public optimizer::UpdateObserver,
                   public collective::CollectiveObserver {
  public:

@@ -289,6 +289,12 @@ void ControlBlockView::StoreFailure(absl::StatusCode code, bool is_fatal,
   area.failure.store(odd + 1, std::memory_order_release);
 }
 
+bool ControlBlockView::HasFailure(uint64_t word) const {
+  const proto::DaemonArea& area = *daemon_area();
+  const uint32_t count = area.failure.load(std::memory_order_acquire);
+  return count != 0 && count % 2 == 0 && area.failure_word == word;
+}
+
 void ControlBlockView::StoreRefusal(absl::StatusCode code,
                                     std::string_view text) {
   Refusal refusal{};  // text ends in NUL

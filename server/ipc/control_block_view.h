@@ -91,6 +91,8 @@ class ControlBlockView {
   // The job's end (fatal) or an aborted step. Text beyond the bound is cut.
   void StoreFailure(absl::StatusCode code, bool is_fatal, uint64_t word,
                     std::string_view text);
+  // Whether the last failure that was stored whole is the word's.
+  bool HasFailure(uint64_t word) const;
   // Why a gather was refused; before its held word.
   void StoreRefusal(absl::StatusCode code, std::string_view text);
   void Wake();

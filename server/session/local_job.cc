@@ -189,9 +189,15 @@ void LocalJob::Restore(int64_t optimizer_step,
   }
 }
 
-void LocalJob::TakeOver(Generation generation, Step step, bool is_open) {
+void LocalJob::TakeOver(Generation generation, Step step, bool is_open,
+                        const absl::Status& aborted) {
   open_ = OpenStep{generation, step};
   is_taken_over_ = true;
+  if (!aborted.ok()) {
+    last_failure_ = aborted.ToString();
+    pending_abort_ = PendingAbort{
+        proto::SequenceWord(generation.value() - 1, step.value()), aborted};
+  }
   const uint64_t before =
       proto::SequenceWord(generation.value(), step.value() - 1);
   std::fill(consumed_.begin(), consumed_.end(), before);
@@ -306,7 +312,10 @@ void LocalJob::Aborted(Step step, Generation next, const absl::Status& why) {
 void LocalJob::StorePendingAbort() {
   if (!pending_abort_.has_value()) return;
   for (const auto& slot : slots_) {
-    if (!slot->is_occupied()) continue;
+    // Told by an earlier life of the daemon, it may be at work again.
+    if (!slot->is_occupied() || slot->view().HasFailure(pending_abort_->word)) {
+      continue;
+    }
     slot->view().StoreFailure(pending_abort_->why.code(), /*is_fatal=*/false,
                               pending_abort_->word,
                               std::string(pending_abort_->why.message()));

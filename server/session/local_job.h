@@ -94,8 +94,11 @@ class LocalJob {
   // The job ran when the last daemon ended: before its first Open here. `step`
   // is the one whose commit is carried out next, or the open one; weights of
   // the version before it are published. What its control blocks say of later
-  // steps stays. is_open: it is the open one.
-  void TakeOver(Generation generation, Step step, bool is_open);
+  // steps stays. is_open: it is the open one. `aborted`: why it was aborted in
+  // the generation before, where that is the last outcome: the first Open tells
+  // whoever was not told.
+  void TakeOver(Generation generation, Step step, bool is_open,
+                const absl::Status& aborted = absl::OkStatus());
   // Null: all weights are resident. Otherwise the segment is sparse.
   const layout::GatherUnits* units() const {
     return units_.has_value() ? &*units_ : nullptr;

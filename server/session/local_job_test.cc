@@ -330,7 +330,8 @@ class TakenOverJobTest : public LocalJobTest {
 
   // The workers in `with` are still there; rank 1 has closed if `closed`.
   void Restart(std::vector<int> with, Step step, bool is_open,
-               bool closed = false) {
+               bool closed = false, Generation generation = Generation(1),
+               const absl::Status& aborted = absl::OkStatus()) {
     job_.reset();
     observer_ = FakeObserver();
     device_b_.emplace(&device_, &vault_, vault_.Memory());
@@ -339,7 +340,7 @@ class TakenOverJobTest : public LocalJobTest {
       job_->Adopt(LocalRank(rank), links_[rank].get(), closed && rank == 1);
     }
     job_->Restore(7, job_->spec().groups, {"cursor 0", "cursor 1"}, "cursor 0");
-    job_->TakeOver(Generation(1), step, is_open);
+    job_->TakeOver(generation, step, is_open, aborted);
   }
 
   MapVault vault_;
@@ -366,6 +367,26 @@ TEST_F(TakenOverJobTest, WhatWasPushedMeanwhileCountsOnce) {  // I19
   job_->OnDoorbell(LocalRank(0));
   EXPECT_EQ(observer_.pushes.size(), 2);
   EXPECT_EQ(job_->state(), JobState::kRunning);
+}
+
+// Recorded and, for one of two workers, not told when the daemon ended.
+TEST_F(TakenOverJobTest, AnAbortIsToldOnce) {  // I23
+  const absl::Status why = absl::InvalidArgumentError("lr differs");
+  job_->Aborted(Step(1), Generation(2), why);
+  job_->Open(Generation(2), Step(1));
+  const auto failures = [this](int rank) {
+    return processes_[rank].daemon()->failure.load();
+  };
+  const uint32_t told = failures(0);
+  ASSERT_NE(told, 0);
+  processes_[1].daemon()->failure.store(0);
+  processes_[1].daemon()->failure_word = 0;
+  Restart({0, 1}, Step(1), /*is_open=*/true, false, Generation(2), why);
+  EXPECT_EQ(failures(1), 0);  // not before `open` shows the next
+  job_->Open(Generation(2), Step(1));
+  EXPECT_EQ(failures(0), told);
+  EXPECT_EQ(failures(1), 2);
+  EXPECT_EQ(processes_[1].daemon()->failure_word, proto::SequenceWord(1, 1));
 }
 
 TEST_F(TakenOverJobTest, WhatAWorkerGaveThatIsGoneCountsToo) {  // I20
