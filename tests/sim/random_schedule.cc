@@ -156,7 +156,10 @@ class Drawing {
   // So many, in ascending steps; not in the last one, which they outlast.
   void DrawFaults() {
     for (int step = 1; step < steps_; ++step) {
-      if (MayCorrupt() && step > 1 && OneIn(4)) {
+      // One that comes late comes in the next step.
+      const bool is_free = step > last_corruption_ + (nodes_ == 2 ? 1 : 0);
+      if (MayCorrupt() && step > 1 && is_free && OneIn(4)) {
+        last_corruption_ = step;
         DrawCorruption(step);
         continue;
       }
@@ -254,7 +257,8 @@ class Drawing {
   bool is_delta_ = false;
   bool gathers_ = false;
   bool has_node_faults_ = false;
-  int last_lr_ = 0;    // step
+  int last_lr_ = 0;  // step
+  int last_corruption_ = 0;
   int load_step_ = 0;  // 0: none
 };
 
