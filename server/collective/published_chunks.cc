@@ -1,7 +1,5 @@
 #include "server/collective/published_chunks.h"
 
-#include <xxhash.h>
-
 #include <algorithm>
 #include <cstring>
 
@@ -9,6 +7,7 @@
 #include "kernels/dtype.h"
 #include "kernels/stochastic.h"
 #include "server/base/names.h"
+#include "server/base/xxh3.h"
 
 namespace ballast::collective {
 namespace {

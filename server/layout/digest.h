@@ -6,12 +6,12 @@
 #ifndef SERVER_LAYOUT_DIGEST_H_
 #define SERVER_LAYOUT_DIGEST_H_
 
-#include <xxhash.h>
-
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
+
+#include "server/base/xxh3.h"
 
 namespace ballast::layout {
 

@@ -1,13 +1,12 @@
 #include "server/optimizer/scalar_slots.h"
 
-#include <xxhash.h>
-
 #include <atomic>
 #include <cstring>
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
 #include "proto/control_block.h"
+#include "server/base/xxh3.h"
 
 namespace ballast::optimizer {
 namespace {

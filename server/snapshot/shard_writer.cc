@@ -1,13 +1,12 @@
 #include "server/snapshot/shard_writer.h"
 
-#include <xxhash.h>
-
 #include <algorithm>
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
 #include "server/base/failpoint.h"
 #include "server/base/status_macros.h"
+#include "server/base/xxh3.h"
 #include "server/snapshot/files/safetensors.h"
 #include "server/snapshot/files/section_name.h"
 #include "server/snapshot/files/snapshot_reader.h"

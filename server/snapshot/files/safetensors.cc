@@ -1,7 +1,5 @@
 #include "server/snapshot/files/safetensors.h"
 
-#include <xxhash.h>
-
 #include <algorithm>
 #include <cstring>
 #include <optional>
@@ -12,6 +10,7 @@
 #include "nlohmann/json.hpp"
 #include "server/base/names.h"
 #include "server/base/status_macros.h"
+#include "server/base/xxh3.h"
 
 namespace ballast::snapshot {
 namespace {

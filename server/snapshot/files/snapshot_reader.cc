@@ -1,7 +1,5 @@
 #include "server/snapshot/files/snapshot_reader.h"
 
-#include <xxhash.h>
-
 #include <algorithm>
 #include <memory>
 #include <tuple>
@@ -11,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/base/names.h"
 #include "server/base/status_macros.h"
+#include "server/base/xxh3.h"
 
 namespace ballast::snapshot {
 namespace {

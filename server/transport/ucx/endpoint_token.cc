@@ -1,10 +1,9 @@
 #include "server/transport/ucx/endpoint_token.h"
 
-#include <xxhash.h>
-
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "server/base/xxh3.h"
 
 namespace ballast::transport {
 namespace {

@@ -1,11 +1,10 @@
 #include "server/transport/ucx/message.h"
 
-#include <xxhash.h>
-
 #include <bit>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "server/base/xxh3.h"
 
 namespace ballast::transport {
 namespace {
