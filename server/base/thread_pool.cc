@@ -2,10 +2,12 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <tuple>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
@@ -98,7 +100,7 @@ ThreadPool::ThreadPool(const Options& options, Executor* executor)
                               ? options.num_threads
                               : static_cast<int>(UsableCpus().size());
   for (int i = 0; i < num_threads; ++i) {
-    threads_.emplace_back(RunThread, core_.get(), i);
+    threads_.emplace_back(RunThread, core_.get(), i, options.niceness);
     const std::string name =
         absl::StrCat(options.name, "-", i).substr(0, kMaxThreadNameBytes);
     pthread_setname_np(threads_.back().native_handle(), name.c_str());
@@ -123,7 +125,9 @@ void ThreadPool::Submit(Task* task) {
   core_->Start(task);
 }
 
-void ThreadPool::RunThread(Core* core, int thread) {
+void ThreadPool::RunThread(Core* core, int thread, int niceness) {
+  // Linux: of the calling thread alone. To be nicer is always allowed.
+  if (niceness > 0) std::ignore = nice(niceness);
   while (true) {
     core->num_ready.Acquire();
     if (core->is_stopping.load(std::memory_order_acquire)) return;

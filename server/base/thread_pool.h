@@ -32,6 +32,8 @@ class ThreadPool final : public ComputePool {
     // it. Those that this process may not use are left to the scheduler too.
     std::vector<int> cpus = {};
     std::string name = "compute";  // threads are NAME-0, NAME-1, …
+    // Of the threads, added to the process's: work that nobody waits for.
+    int niceness = 0;
     // Tasks that are submitted and not Done; more wait in a backlog that the
     // control thread keeps.
     size_t max_in_flight = 4096;
@@ -51,7 +53,7 @@ class ThreadPool final : public ComputePool {
   // pool is gone: hence a shared_ptr.
   struct Core;
 
-  static void RunThread(Core* core, int thread);
+  static void RunThread(Core* core, int thread, int niceness);
   static void Deliver(const std::shared_ptr<Core>& core);
 
   std::shared_ptr<Core> core_;

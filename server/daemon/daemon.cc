@@ -32,6 +32,7 @@ constexpr absl::Duration kCallLimit = absl::Seconds(1);
 
 // A job that waits for the disk leaves one to the others.
 constexpr int kIoThreads = 2;
+constexpr int kIoNiceness = 10;  // a snapshot has time, a step has not
 
 // Adds which key an error is about.
 absl::Status At(const char* key, const absl::Status& status) {
@@ -168,6 +169,7 @@ absl::Status Daemon::OpenSnapshots() {
   base::ThreadPool::Options io;
   io.num_threads = kIoThreads;
   io.name = "snapshot";
+  io.niceness = kIoNiceness;
   io_ = std::make_unique<base::ThreadPool>(io, loop_.get());
   LogInfo(absl::StrCat("keeping snapshots directory=", directory));
   return absl::OkStatus();

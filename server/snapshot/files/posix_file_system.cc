@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -22,6 +23,8 @@ using base::UniqueFd;
 
 constexpr int kDirectoryFlags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
 constexpr int kMaxDepth = 16;
+// The disk begins with so many bytes while the next ones are written.
+constexpr uint64_t kWriteBackBytes = 1 << 20;
 
 class PosixFile final : public File {
  public:
@@ -30,6 +33,7 @@ class PosixFile final : public File {
 
   absl::Status WriteAt(uint64_t offset,
                        std::span<const std::byte> bytes) override {
+    const uint64_t first = offset;
     while (!bytes.empty()) {
       const ssize_t done = pwrite(fd_.get(), bytes.data(), bytes.size(),
                                   static_cast<off_t>(offset));
@@ -38,6 +42,12 @@ class PosixFile final : public File {
       if (done == 0) return ErrnoStatus(ENOSPC, Doing("cannot write "));
       bytes = bytes.subspan(static_cast<size_t>(done));
       offset += static_cast<uint64_t>(done);
+    }
+    // A hint: whether all is on the disk, Sync says.
+    if (offset - first >= kWriteBackBytes) {
+      std::ignore = sync_file_range(fd_.get(), static_cast<off_t>(first),
+                                    static_cast<off_t>(offset - first),
+                                    SYNC_FILE_RANGE_WRITE);
     }
     return absl::OkStatus();
   }
