@@ -1,6 +1,9 @@
 #include "server/snapshot/job_snapshots.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -53,6 +56,10 @@ JobSnapshots::~JobSnapshots() { parts_.executor->Cancel(repeat_); }
 void JobSnapshots::OnStarted(WeightVersion version) {
   is_started_ = true;
   finished_ = committed_ = version;
+  const Schedule& schedule = parts_.schedule;
+  if (schedule.every_steps > 0 || schedule.every < absl::InfiniteDuration()) {
+    TakeMemory();
+  }
   StartNext();
   BeginIfReady();
 }
@@ -314,6 +321,18 @@ absl::Status JobSnapshots::MakeImage() {
   ASSIGN_OR_RETURN(
       image_, parts_.device->AllocatePrivate(plan_.image_bytes(), "snapshot"));
   return absl::OkStatus();
+}
+
+// So that no step waits for the first snapshot's pages. Whatever fails fails
+// then, with a snapshot to say it of.
+void JobSnapshots::TakeMemory() {
+  if (!MakeImage().ok() || image_ == nullptr) return;
+  io_.Run(
+      [image = image_->bytes()] {
+        // Changes no byte, so that copies may come meanwhile.
+        std::ignore = madvise(image.data(), image.size(), MADV_POPULATE_WRITE);
+      },
+      [this] { RunIdle(); });
 }
 
 void JobSnapshots::Begin() {

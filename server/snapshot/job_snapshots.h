@@ -172,6 +172,7 @@ class JobSnapshots {
   void Arm(Active active);
   void BeginIfReady();
   absl::Status MakeImage();
+  void TakeMemory();
   void Begin();
   void OnWritten(absl::StatusOr<FileInfo> info);
   void TellCoordinator();
