@@ -5,7 +5,9 @@
 //
 // the α-β-γ model of the literature (R. Thakur et al., 2005; per_message is
 // the overhead o of LogP, D. Culler et al., PPoPP 1993), with the bytes that a
-// node sends, not the links it crosses: nodes hang on one switch.
+// node sends, not the links it crosses: nodes hang on one switch. A byte costs
+// a tenth more where several nodes send to one at once, as direct does from
+// three nodes on: large parts go in a ring, or by pairs.
 //
 // Threading: pure functions of plain values.
 #ifndef SERVER_TRANSPORT_ROUTED_COST_MODEL_H_

@@ -13,11 +13,13 @@ Algorithm Chosen(Pattern pattern, int num_nodes, uint64_t bytes) {
   return Choose(kEthernet, pattern, num_nodes, bytes, std::nullopt);
 }
 
-TEST(CostModelTest, LargePartsGoDirectly) {
-  for (const int nodes : {2, 3, 4, 8, 17, 64}) {
-    EXPECT_EQ(Chosen(Pattern::kGather, nodes, 16 << 20), Algorithm::kDirect);
-    EXPECT_EQ(Chosen(Pattern::kDeliver, nodes, 16 << 20), Algorithm::kDirect);
+TEST(CostModelTest, LargePartsHaveOneSenderAtATime) {
+  for (const int nodes : {3, 4, 8, 17, 64}) {
+    EXPECT_EQ(Chosen(Pattern::kGather, nodes, 16 << 20), Algorithm::kRing);
+    EXPECT_EQ(Chosen(Pattern::kDeliver, nodes, 16 << 20), Algorithm::kPairwise);
   }
+  EXPECT_EQ(Chosen(Pattern::kGather, 2, 16 << 20), Algorithm::kDirect);
+  EXPECT_EQ(Chosen(Pattern::kDeliver, 2, 16 << 20), Algorithm::kDirect);
 }
 
 TEST(CostModelTest, ManyTinyPartsTakeFewMessages) {
@@ -31,8 +33,11 @@ TEST(CostModelTest, ManyTinyPartsTakeFewMessages) {
 // By hand, 4 nodes, 1000 bytes.
 TEST(CostModelTest, PredictsWhatTheFormulaSays) {
   const LinkCost cost = {1, 0.1, 0.001, 0.01};
+  // A tenth more than the ring's bytes: three send to one at once.
   EXPECT_DOUBLE_EQ(Predict(cost, Algorithm::kDirect, Pattern::kGather, 4, 1000),
-                   1 + 0.3 + 3);
+                   1 + 0.3 + 3.3);
+  EXPECT_DOUBLE_EQ(Predict(cost, Algorithm::kDirect, Pattern::kGather, 2, 1000),
+                   1 + 0.1 + 1);
   EXPECT_DOUBLE_EQ(Predict(cost, Algorithm::kRing, Pattern::kGather, 4, 1000),
                    3 + 0.3 + 3);
   EXPECT_DOUBLE_EQ(
@@ -63,7 +68,7 @@ TEST(CostModelTest, SmallSumsAreHalvedWhereTheyCanBe) {
   };
   EXPECT_EQ(chosen(64, true), Algorithm::kHalving);
   EXPECT_EQ(chosen(64, false), Algorithm::kBruck);
-  EXPECT_EQ(chosen(16 << 20, true), Algorithm::kDirect);
+  EXPECT_EQ(chosen(16 << 20, true), Algorithm::kPairwise);
   EXPECT_EQ(chosen(16 << 20, true, Algorithm::kHalving), Algorithm::kHalving);
   EXPECT_EQ(chosen(64, false, Algorithm::kHalving), Algorithm::kDirect);
   EXPECT_EQ(chosen(64, true, Algorithm::kPairwise), Algorithm::kPairwise);
