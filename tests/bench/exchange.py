@@ -1,5 +1,7 @@
 """tools/bench exchange: what a step's exchange costs, against a raw TCP
-stream and PyTorch's Gloo all-reduce on the same links in the same run.
+stream and PyTorch's Gloo all-reduce on the same links in the same run. A row
+tcp_all, from three nodes on, has every node send to every other at once: what
+links lose where streams meet.
 
     tools/bench exchange [--nodes N] [--workers W] [--rate R]
         [--model gpt2|gpt2-medium|gpt2-large|gpt2-xl | --elements N]
@@ -39,7 +41,7 @@ def add_ratios(rows: List[on_lab.Row], cores: int) -> None:
             rate = tcp["bytes"] / tcp["seconds"]
             row["wire_seconds"] = row["sent"] / rate
             row["link_efficiency"] = row["wire_seconds"] / row["seconds"]
-        if gloo and row is not tcp:
+        if gloo and not row["name"].startswith("tcp"):
             row["ratio_to_peer"] = gloo["seconds"] / row["seconds"]
 
 
@@ -68,6 +70,8 @@ def main(argv: List[str]) -> int:
     parser.add_argument("--peer", choices=("gloo", "none"), default="gloo")
     options = parser.parse_args(argv)
     names = ["tcp"] if options.nodes > 1 else []
+    if options.nodes > 2:
+        names.append("tcp_all")
     if options.peer == "gloo":
         names += ["gloo_fp32", "gloo_fp16"]
     names += ["exchange/" + preset

@@ -6,6 +6,9 @@
 // core. Its rate counts the bytes that the kernel reads and writes, memcpy's
 // counts both too; a row alternates with memcpy and the best of its rounds
 // stands against the best of memcpy's rounds.
+//
+// `read` does nothing but load. encode/NAME-window encodes all into the room of
+// one chunk, as between nodes, where the link takes the codes from the cache.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -88,6 +91,7 @@ class Bench {
   std::vector<Row> Rows() {
     const auto n = static_cast<double>(elements_);
     std::vector<Row> rows;
+    rows.push_back({"read", 4 * n, [this] { Read(); }});
     rows.push_back({"tree_sum/4", 20 * n, [this] { TreeSum(); }});
     rows.push_back({"norm", 4 * n, [this] { Norm(); }});
     rows.push_back({"adamw", 30 * n, [this] { AdamW(); }});
@@ -116,6 +120,17 @@ class Bench {
     for (int64_t i = 0; i < elements_; i += kChunkElements) {
       function(i, std::min(kChunkElements, elements_ - i));
     }
+  }
+
+  void Read() {
+    const auto* const words =
+        reinterpret_cast<const uint64_t*>(memory_[0].floats());
+    std::array<uint64_t, 8> sums = {};
+    for (int64_t i = 0; i + 8 <= elements_ / 2; i += 8) {
+      __builtin_prefetch(words + i + 512);
+      for (int lane = 0; lane < 8; ++lane) sums[lane] += words[i + lane];
+    }
+    for (const uint64_t sum : sums) read_ = read_ + sum;
   }
 
   void TreeSum() {
@@ -189,6 +204,14 @@ class Bench {
                                          ChunkAt(spec, i));
                        });
                      }});
+    rows->push_back({"encode/" + name + "-window",
+                     (4 + BytesPerElement(spec)) * elements_, [this, spec] {
+                       ForEachChunk([&](int64_t i, int64_t count) {
+                         kernels_.encode(spec, 0, i, count,
+                                         memory_[0].floats() + i,
+                                         memory_[4].bytes());
+                       });
+                     }});
   }
 
   void AddCodec(const std::string& name, const CodecSpec& spec,
@@ -208,6 +231,7 @@ class Bench {
   const Kernels& kernels_;
   std::vector<Memory> memory_;
   int64_t elements_;
+  volatile uint64_t read_ = 0;  // so that reading is not optimized away
 };
 
 std::vector<Result> Measure(const std::vector<std::string>& wanted,

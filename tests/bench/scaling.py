@@ -33,7 +33,7 @@ def main(argv: List[str]) -> int:
         exchange.add_ratios(rows, os.cpu_count() or 1)
         print("%d nodes" % nodes)
         print(exchange.table(rows), flush=True)
-        wrong += exchange.faults(rows)
+        wrong += on_lab.faults(rows)
         everything += [{**row, "nodes": nodes} for row in rows]
     on_lab.write(options.json, everything)
     for line in wrong:

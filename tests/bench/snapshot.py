@@ -2,13 +2,16 @@
 written, against dd with fsync and torch.save in the same run.
 
     tools/bench snapshot [--directory DIR] [--workers W] [--steps K]
-        [--model M | --elements N] [--json FILE]
+        [--compute SECONDS] [--model M | --elements N] [--json FILE]
 
-One node, AdamW. `step` is the median step without a snapshot; `step/saving`
-the slowest step while one is taken (its ratio_to_peer is to `step`: 1.05 is a
-pause of 5 %); `save` the time of s.save, from the call to durable. dd writes
+One node, AdamW; before each step its ranks compute for so long without this
+processor, as where a GPU does it. `step` is the median step without a
+snapshot; `step/saving` the slowest step while one is taken (its ratio_to_peer
+is to `step`: 1.05 is a pause of 5 %), of the second snapshot and later ones:
+the first also takes its memory (`step/saving_first`). `save` is from the call
+to durable while training goes on, `save/alone` while nobody steps. dd writes
 as many bytes to the same directory; torch.save the same state (master and two
-moments in fp32), then fsync. ratio_to_peer of `save` is dd's seconds through
+moments in fp32), then fsync. ratio_to_peer of a save is dd's seconds through
 its own; ratio_to_torch torch.save's.
 """
 
@@ -56,6 +59,18 @@ def dd_seconds(folder: str, size_bytes: int) -> float:
     return seconds
 
 
+def touch_page_cache(folder: str, size_bytes: int) -> None:
+    """Takes memory for a file of so many bytes: a virtual machine is given
+    what it has not used for seconds ten times as slowly, whoever writes."""
+    dd_seconds(folder, size_bytes)
+
+
+def durable_seconds(folder: str, size_bytes: int) -> float:
+    """dd's, as whatever it is compared with."""
+    touch_page_cache(folder, size_bytes)
+    return dd_seconds(folder, size_bytes)
+
+
 def torch_seconds(folder: str, elements: int) -> float:
     """torch.save of three fp32 arrays of so many elements, durable."""
     import torch  # pylint: disable=import-outside-toplevel
@@ -68,6 +83,7 @@ def torch_seconds(folder: str, elements: int) -> float:
             stream.flush()
             os.fsync(stream.fileno())
 
+    touch_page_cache(folder, 12 * elements)
     seconds = timed(save)
     os.remove(path)
     return seconds
@@ -76,14 +92,17 @@ def torch_seconds(folder: str, elements: int) -> float:
 class Training:
     """Ranks that step until they are told to stop."""
 
-    def __init__(self, address: str, workers: int, elements: int):
+    def __init__(self, address: str, workers: int, elements: int,
+                 compute: float, before_save: Callable[[], None]):
         self._barrier = threading.Barrier(workers)
         self.seconds: List[float] = []  # of rank 0's steps
         self.saving = threading.Event()
-        self.while_saving: List[float] = []
+        self.while_saving: List[List[float]] = []  # by save
         self.save_seconds: List[float] = []
+        self.alone_seconds: List[float] = []
         self._address, self._workers = address, workers
-        self._elements = elements
+        self._elements, self._compute = elements, compute
+        self._before_save = before_save
 
     def run(self, steps: int, saves: int) -> None:
         errors: List[BaseException] = []
@@ -114,36 +133,51 @@ class Training:
                 timeout=_PATIENCE) as session:
             session.grads["w"][...] = 0.01 * (rank + 1)
             for _ in range(steps + 1):
-                seconds = timed(session.step)
+                seconds = timed(lambda: self._step(session))
                 if rank == 0:
                     self.seconds.append(seconds)
             for index in range(saves):
                 self._save(session, rank, index)
+            if rank == 0:
+                for index in range(2):
+                    self._before_save()
+                    self.alone_seconds.append(self._saved("alone%d" % index))
+            self._barrier.wait(_PATIENCE)
+
+    def _step(self, session: Any) -> None:
+        time.sleep(self._compute)
+        session.step()
+
+    def _saved(self, name: str) -> float:
+        """Seconds of a snapshot of that name."""
+        command = [os.environ["BALLASTCTL"], "--address",
+                   self._address.replace("ballastd.sock", "admin.sock"),
+                   "checkpoint", "save", "bench", name]
+        return timed(lambda: subprocess.run(command, check=True,
+                                            stdout=subprocess.DEVNULL))
 
     def _save(self, session: Any, rank: int, index: int) -> None:
         """The daemon saves while all ranks step."""
+        if rank == 0:
+            self._before_save()
         self._barrier.wait(_PATIENCE)
         before = session.stats()["snapshots"]["saved"]
         saver = None
         if rank == 0:
             self.saving.set()
-            command = [os.environ["BALLASTCTL"], "--address",
-                       self._address.replace("ballastd.sock", "admin.sock"),
-                       "checkpoint", "save", "bench", "save%d" % index]
+            self.while_saving.append([])
 
             def ask() -> None:
-                self.save_seconds.append(timed(
-                    lambda: subprocess.run(command, check=True,
-                                           stdout=subprocess.DEVNULL)))
+                self.save_seconds.append(self._saved("save%d" % index))
                 self.saving.clear()
 
             saver = threading.Thread(target=ask)
             saver.start()
         self._barrier.wait(_PATIENCE)
         while True:
-            seconds = timed(session.step)
+            seconds = timed(lambda: self._step(session))
             if rank == 0:
-                self.while_saving.append(seconds)
+                self.while_saving[-1].append(seconds)
             self._barrier.wait(_PATIENCE)
             is_over = not self.saving.is_set()
             self._barrier.wait(_PATIENCE)
@@ -154,8 +188,8 @@ class Training:
             assert session.stats()["snapshots"]["saved"] == before + 1
 
 
-def measure(folder: str, elements: int, workers: int,
-            steps: int) -> List[on_lab.Row]:
+def measure(folder: str, elements: int, workers: int, steps: int,
+            compute: float) -> List[on_lab.Row]:
     root = os.path.join(folder, "snapshots")
     os.mkdir(root)
     run = tempfile.mkdtemp(prefix="ballast-bench-", dir="/tmp")
@@ -169,8 +203,10 @@ def measure(folder: str, elements: int, workers: int,
         address = "unix://%s/ballastd.sock" % run
         if not launch.wait_for_daemon(address, _PATIENCE, child):
             raise on_lab.LabFailed("the daemon did not start")
-        training = Training(address, workers, elements)
-        training.run(steps, saves=2)
+        training = Training(
+            address, workers, elements, compute,
+            lambda: touch_page_cache(folder, 12 * elements))
+        training.run(steps, saves=3)
     finally:
         launcher.stop()
         shutil.rmtree(run, ignore_errors=True)
@@ -179,25 +215,30 @@ def measure(folder: str, elements: int, workers: int,
                                                           "save1"))
                for name in names)
     shutil.rmtree(root)
-    return rows_of(training.seconds[1:], training.while_saving,
-                   training.save_seconds, size,
-                   min(dd_seconds(folder, size) for _ in range(2)),
+    return rows_of(training, size,
+                   min(durable_seconds(folder, size) for _ in range(2)),
                    min(torch_seconds(folder, elements) for _ in range(2)))
 
 
-def rows_of(steps: List[float], saving: List[float], saves: List[float],
-            size_bytes: int, dd: float, torch_save: float) -> List[on_lab.Row]:
-    step, save = statistics.median(steps), min(saves)
-    rows: List[Dict[str, Any]] = [
-        {"name": "step", "seconds": step},
-        {"name": "step/saving", "seconds": max(saving),
-         "ratio_to_peer": max(saving) / step},
-        {"name": "step/saving_median", "seconds": statistics.median(saving),
-         "ratio_to_peer": statistics.median(saving) / step},
-        {"name": "save", "seconds": save, "bytes": size_bytes,
-         "ratio_to_peer": dd / save, "ratio_to_torch": torch_save / save},
-        {"name": "dd", "seconds": dd, "bytes": size_bytes},
-        {"name": "torch_save", "seconds": torch_save, "bytes": size_bytes}]
+def rows_of(training: Training, size_bytes: int, dd: float,
+            torch_save: float) -> List[on_lab.Row]:
+    step = statistics.median(training.seconds[1:])
+    first, later = training.while_saving[0], training.while_saving[1:]
+    rows: List[Dict[str, Any]] = [{"name": "step", "seconds": step}]
+    for name, seconds in (
+            ("step/saving", max(max(steps) for steps in later)),
+            ("step/saving_median", statistics.median(sum(later, []))),
+            ("step/saving_first", max(first))):
+        rows.append({"name": name, "seconds": seconds,
+                     "ratio_to_peer": seconds / step})
+    for name, seconds in (("save", min(training.save_seconds[1:])),
+                          ("save/alone", min(training.alone_seconds))):
+        rows.append({"name": name, "seconds": seconds, "bytes": size_bytes,
+                     "ratio_to_peer": dd / seconds,
+                     "ratio_to_torch": torch_save / seconds})
+    rows += [{"name": "dd", "seconds": dd, "bytes": size_bytes},
+             {"name": "torch_save", "seconds": torch_save,
+              "bytes": size_bytes}]
     return rows
 
 
@@ -219,17 +260,20 @@ def main(argv: List[str]) -> int:
                            model="gpt2")
     parser.add_argument("--directory", default="/var/tmp",
                         help="of the disk that is measured")
+    parser.add_argument("--compute", type=float, default=0.5,
+                        metavar="SECONDS", help="of forward and backward")
     parser.set_defaults(steps=10)
     options = parser.parse_args(argv)
     elements = options.elements or \
         gpt2.SIZES[options.model or options.default_model].elements
     folder = tempfile.mkdtemp(prefix="ballast-bench-", dir=options.directory)
     try:
-        rows = measure(folder, elements, options.workers, options.steps)
+        rows = measure(folder, elements, options.workers, options.steps,
+                       options.compute)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    print("%d workers, %d elements, %s" % (options.workers, elements,
-                                           options.directory))
+    print("%d workers, %d elements, %.2f s of computing, %s" % (
+        options.workers, elements, options.compute, options.directory))
     print(table(rows))
     on_lab.write(options.json, rows)
     return 0

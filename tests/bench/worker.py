@@ -2,6 +2,7 @@
 the order of the arguments and on the same links:
 
     tcp                   a stream from every node to the next, all at once
+    tcp_all               streams from every node to every other, all at once
     gloo_fp32, gloo_fp16  PyTorch's all-reduce of the model's gradients
     adamw                 PyTorch's AdamW on the whole model, in one rank
     memcpy                all cores at once, read and written bytes per second
@@ -92,43 +93,50 @@ def measure(name: str, once: Callable[[], None],
             "processor_seconds": busy / repeats}
 
 
-class Stream:
-    """A TCP stream from every node to the next, all at once."""
+class Streams:
+    """TCP streams from every node to each of the `count` next ones, all at
+    once; together they carry `size` bytes from a node."""
 
-    def __init__(self, size: int):
-        self._size = size
-        self._leads = int(os.environ["LOCAL_RANK"]) == 0 and nodes() > 1
+    def __init__(self, size: int, count: int):
+        self._each = size // count
+        self._out: List[socket.socket] = []
+        self._in: List[socket.socket] = []
         listener = socket.create_server((_own_address(), 0))
         everyone: List[Any] = [None] * distributed.get_world_size()
         distributed.all_gather_object(everyone, listener.getsockname())
-        if self._leads:
+        if int(os.environ["LOCAL_RANK"]) == 0 and nodes() > 1:
             local = int(os.environ["LOCAL_WORLD_SIZE"])
-            following = (distributed.get_rank() + local) % len(everyone)
-            self._out = socket.create_connection(everyone[following])
-            self._in = listener.accept()[0]
+            for distance in range(1, count + 1):
+                rank = distributed.get_rank() + distance * local
+                self._out.append(socket.create_connection(
+                    everyone[rank % len(everyone)]))
+            self._in = [listener.accept()[0] for _ in range(count)]
         distributed.barrier()
         listener.close()
 
     def once(self) -> None:
-        if self._leads:
-            sender = threading.Thread(target=self._send)
-            sender.start()
-            self._receive()
-            sender.join()
+        running = [threading.Thread(target=self._send, args=(to,))
+                   for to in self._out]
+        running += [threading.Thread(target=self._receive, args=(come,))
+                    for come in self._in]
+        for thread in running:
+            thread.start()
+        for thread in running:
+            thread.join()
         distributed.barrier()
 
-    def _send(self) -> None:
+    def _send(self, to: socket.socket) -> None:
         piece = memoryview(bytes(_PIECE))
-        for start in range(0, self._size, _PIECE):
-            self._out.sendall(piece[:min(_PIECE, self._size - start)])
+        for start in range(0, self._each, _PIECE):
+            to.sendall(piece[:min(_PIECE, self._each - start)])
 
-    def _receive(self) -> None:
+    def _receive(self, come: socket.socket) -> None:
         piece = bytearray(_PIECE)
-        left = self._size
+        left = self._each
         while left > 0:
-            size = self._in.recv_into(piece, min(_PIECE, left))
+            size = come.recv_into(piece, min(_PIECE, left))
             if size == 0:
-                raise ConnectionError("the stream ended early")
+                raise ConnectionError("a stream ended early")
             left -= size
 
 
@@ -139,10 +147,11 @@ def _own_address() -> str:
     return address.split()[2].partition("/")[0]
 
 
-def tcp(options: argparse.Namespace) -> Dict[str, Any]:
-    """As many bytes as a model in 16 bits has."""
-    size = 2 * options.total
-    return {**measure("tcp", Stream(size).once, 2), "bytes": size}
+def tcp(name: str, options: argparse.Namespace) -> Dict[str, Any]:
+    """As many bytes from a node as a model in 16 bits has."""
+    count = {"tcp": 1, "tcp_all": nodes() - 1}[name]
+    size = 2 * options.total // count * count
+    return {**measure(name, Streams(size, count).once, 2), "bytes": size}
 
 
 def gloo(name: str, options: argparse.Namespace) -> Dict[str, Any]:
@@ -256,7 +265,9 @@ def row_of(name: str, options: argparse.Namespace) -> Dict[str, Any]:
         return {"exchange": exchange, "latency": latency}[kind](name, options)
     if kind == "barrier":
         return durations(name, distributed.barrier, options.repeats)
-    return {"tcp": tcp, "adamw": adamw, "memcpy": memcpy}[kind](options)
+    if kind in ("tcp", "tcp_all"):
+        return tcp(name, options)
+    return {"adamw": adamw, "memcpy": memcpy}[kind](options)
 
 
 def main(argv: Sequence[str]) -> None:
