@@ -39,6 +39,7 @@ struct Sessions::Connection {
   std::unique_ptr<WorkerLink> link;
   Job* job = nullptr;
   LocalRank rank;
+  bool has_closed = false;  // the job that it was attached to last
   base::TimerId begin_timer = 0;
 };
 
@@ -199,6 +200,7 @@ absl::StatusOr<AttachReply> Sessions::AttachTo(Job* job, const Key& key,
   idle_.Remove(key);
   connection->job = job;
   connection->rank = request.placement.local_rank;
+  connection->has_closed = false;
   ++attaches_;
   Log("worker attached job=", job->local->spec().name,
       " rank=", request.placement.rank.value(),
@@ -235,6 +237,7 @@ absl::StatusOr<LocalJob*> Sessions::TakeOver(const TakenOver& taken) {
       idle_.Remove(it->first);
       connection->job = job;
       connection->rank = rank;
+      connection->has_closed = taken.workers[i].is_closed;
       link = connection->link.get();
     }
     job->local->Adopt(rank, link, taken.workers[i].is_closed);
@@ -338,8 +341,12 @@ absl::Status Sessions::Detach(const Key& key) {
 }
 
 absl::Status Sessions::Close(const Key& key) {
-  ASSIGN_OR_RETURN(Connection * connection, LookupAttached(key));
+  ASSIGN_OR_RETURN(Connection * connection, Lookup(key));
+  // Asked again: the daemon that heard it first died before it answered.
+  if (connection->has_closed) return absl::OkStatus();
+  RETURN_IF_ERROR(LookupAttached(key).status());
   Job* const job = connection->job;
+  connection->has_closed = true;
   job->local->Close(connection->rank);
   if (!job->local->has_begun()) {
     // Nobody else can begin it any more.

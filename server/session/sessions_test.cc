@@ -280,6 +280,20 @@ TEST_F(SessionsTest, OneThatLeavesWithoutClosingCannotHoldTheRest) {
 }
 
 // I23: without this the others would wait for jobs.join_timeout.
+// The daemon that heard it may die before it answers: it is asked again.
+TEST_F(SessionsTest, ACloseThatIsRepeatedIsOk) {
+  Run("job", 2);
+  ASSERT_THAT(sessions_.Close("job/0"), IsOk());
+  EXPECT_THAT(sessions_.Close("job/0"), IsOk());
+  EXPECT_THAT(host_.ended, IsEmpty());
+  ASSERT_THAT(sessions_.Close("job/1"), IsOk());
+  executor_.RunFor(absl::Seconds(1));
+  EXPECT_THAT(sessions_.jobs(), IsEmpty());
+  EXPECT_THAT(sessions_.Close("job/0"), IsOk());
+  EXPECT_THAT(sessions_.Close("nobody"),
+              StatusIs(absl::StatusCode::kFailedPrecondition));
+}
+
 TEST_F(SessionsTest, ARankThatClosesBeforeTheStartEndsTheWait) {
   for (int i = 0; i < 3; ++i) {
     const std::string key = std::to_string(i);
