@@ -4,6 +4,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,8 +21,10 @@
 namespace ballast::base {
 namespace {
 
+enum class Action { kKill, kError, kBreak };
+
 struct Rule {
-  bool is_kill = false;
+  Action action = Action::kKill;
   uint64_t at_hit = 0;  // 0: at every hit
   uint32_t percent = 100;
   uint64_t num_hits = 0;
@@ -33,6 +36,7 @@ struct Table {
   Mutex mutex;
   std::map<std::string, Rule, std::less<>> rules ABSL_GUARDED_BY(mutex);
   SeededRandom random ABSL_GUARDED_BY(mutex){0};
+  std::function<void(std::string_view)> death ABSL_GUARDED_BY(mutex);
 };
 
 Table& TheTable() {
@@ -43,7 +47,7 @@ Table& TheTable() {
 absl::Status Malformed(absl::string_view entry, absl::string_view why) {
   return absl::InvalidArgumentError(
       absl::StrCat("failpoint ", Quoted({entry.data(), entry.size()}), ": ",
-                   why, "; write NAME=kill|error[@HIT][%PERCENT]"));
+                   why, "; write NAME=kill|error|break[@HIT][%PERCENT]"));
 }
 
 absl::StatusOr<std::pair<std::string, Rule>> Parse(absl::string_view entry) {
@@ -67,22 +71,43 @@ absl::StatusOr<std::pair<std::string, Rule>> Parse(absl::string_view entry) {
     }
     action = action.substr(0, at);
   }
-  if (action != "kill" && action != "error") {
+  if (action == "error") {
+    rule.action = Action::kError;
+  } else if (action == "break") {
+    rule.action = Action::kBreak;
+  } else if (action != "kill") {
     return Malformed(entry, "unknown action");
   }
-  rule.is_kill = action == "kill";
   return std::make_pair(std::string(sides[0]), rule);
+}
+
+// What happens at this hit; none: nothing.
+std::optional<Action> Hit(std::string_view name) {
+  Table& table = TheTable();
+  MutexLock lock(&table.mutex);
+  const auto it = table.rules.find(name);
+  if (it == table.rules.end()) return std::nullopt;
+  Rule& rule = it->second;
+  ++rule.num_hits;
+  if (rule.at_hit != 0 && rule.num_hits != rule.at_hit) return std::nullopt;
+  if (table.random.Below(100) >= rule.percent) return std::nullopt;
+  return rule.action;
+}
+
+void Die(std::string_view name) {
+  std::function<void(std::string_view)> death;
+  {
+    Table& table = TheTable();
+    MutexLock lock(&table.mutex);
+    death = table.death;
+  }
+  if (death == nullptr) raise(SIGKILL);
+  death(name);
 }
 
 }  // namespace
 
 absl::Status ConfigureFailpoints(std::string_view spec, uint64_t seed) {
-#ifndef BALLAST_FAILPOINTS
-  if (!spec.empty()) {
-    return absl::UnimplementedError(
-        "failpoints are compiled out; build with --define=failpoints=on");
-  }
-#endif
   std::map<std::string, Rule, std::less<>> rules;
   for (absl::string_view entry :
        absl::StrSplit(absl::string_view(spec.data(), spec.size()), ';',
@@ -100,20 +125,22 @@ absl::Status ConfigureFailpoints(std::string_view spec, uint64_t seed) {
   return absl::OkStatus();
 }
 
-absl::Status HitFailpoint(std::string_view name) {
+void SetDeath(std::function<void(std::string_view name)> death) {
   Table& table = TheTable();
   MutexLock lock(&table.mutex);
-  const auto it = table.rules.find(name);
-  if (it == table.rules.end()) return absl::OkStatus();
-  Rule& rule = it->second;
-  ++rule.num_hits;
-  if (rule.at_hit != 0 && rule.num_hits != rule.at_hit) {
-    return absl::OkStatus();
-  }
-  if (table.random.Below(100) >= rule.percent) return absl::OkStatus();
-  if (rule.is_kill) raise(SIGKILL);
+  table.death = std::move(death);
+}
+
+absl::Status HitFailpoint(std::string_view name) {
+  const std::optional<Action> action = Hit(name);
+  if (action == Action::kKill) Die(name);
+  if (action != Action::kError) return absl::OkStatus();
   return absl::UnavailableError(
       absl::StrCat("failpoint ", absl::string_view(name.data(), name.size())));
+}
+
+bool IsSabotaged(std::string_view name) {
+  return Hit(name) == std::optional(Action::kBreak);
 }
 
 }  // namespace ballast::base

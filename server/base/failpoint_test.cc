@@ -2,13 +2,14 @@
 
 #include <signal.h>
 
+#include <string>
+#include <string_view>
+
 #include "gtest/gtest.h"
 #include "server/base/status_matchers.h"
 
 namespace ballast::base {
 namespace {
-
-#ifdef BALLAST_FAILPOINTS
 
 int CountErrors(int hits) {
   int errors = 0;
@@ -52,17 +53,26 @@ TEST(FailpointTest, RefusesMalformedText) {
   }
 }
 
-#else
-
-TEST(FailpointTest, IsCompiledOutAndSaysSo) {
-  EXPECT_THAT(ConfigureFailpoints("", 1), IsOk());
-  EXPECT_THAT(ConfigureFailpoints("here=error", 1),
-              StatusIs(absl::StatusCode::kUnimplemented, "failpoints=on"));
-  BALLAST_FAILPOINT("here");
+TEST(FailpointTest, BreaksOnlyWhatIsSaid) {
+  ASSERT_THAT(ConfigureFailpoints("here=break;there=error", 1), IsOk());
+  EXPECT_TRUE(BALLAST_SABOTAGED("here"));
+  EXPECT_FALSE(BALLAST_SABOTAGED("there"));
+  EXPECT_FALSE(BALLAST_SABOTAGED("elsewhere"));
   EXPECT_THAT(BALLAST_FAILPOINT_STATUS("here"), IsOk());
+  ASSERT_THAT(ConfigureFailpoints("", 1), IsOk());
 }
 
-#endif
+TEST(FailpointTest, ADeathMayBeAnother) {
+  std::string died;
+  SetDeath([&died](std::string_view name) { died = std::string(name); });
+  ASSERT_THAT(ConfigureFailpoints("here=kill@2", 1), IsOk());
+  BALLAST_FAILPOINT("here");
+  EXPECT_EQ(died, "");
+  BALLAST_FAILPOINT("here");
+  EXPECT_EQ(died, "here");
+  SetDeath(nullptr);
+  ASSERT_THAT(ConfigureFailpoints("", 1), IsOk());
+}
 
 }  // namespace
 }  // namespace ballast::base

@@ -100,6 +100,7 @@ void SimExecutor::RunEvent(absl::btree_map<Key, Event>::iterator next) {
   timer_times_.erase(next->first.second);
   events_.erase(next);
   ++num_events_run_;
+  running_lane_ = event.lane;
   Mix(lanes_[event.lane].label);
   std::move(event.fn)();
 }
@@ -118,6 +119,11 @@ void SimExecutor::RunUntil(absl::Time time) {
     RunEvent(next);
   }
   now_ = std::max(now_, time);
+}
+
+std::string_view SimExecutor::running() const {
+  const auto it = lanes_.find(running_lane_);
+  return it == lanes_.end() ? std::string_view() : it->second.label;
 }
 
 void SimExecutor::Note(std::string_view text) { Mix(text); }

@@ -61,6 +61,8 @@ class SimExecutor final : public Executor, public Clock {
   // For what the simulated world itself draws (faults, delays); seeded.
   Random& random() { return random_; }
   uint64_t num_events_run() const { return num_events_run_; }
+  // Whose event runs, or ran last: a process's label, or "world".
+  std::string_view running() const;
 
  private:
   friend class SimProcess;
@@ -91,6 +93,7 @@ class SimExecutor final : public Executor, public Clock {
   uint64_t next_id_ = 1;
   uint64_t trace_hash_ = 0xcbf29ce484222325;
   uint64_t num_events_run_ = 0;
+  uint64_t running_lane_ = 0;
   absl::flat_hash_map<uint64_t, Lane> lanes_;
   absl::btree_map<Key, Event> events_;
   absl::flat_hash_map<TimerId, absl::Time> timer_times_;

@@ -16,7 +16,7 @@ std::string Play(uint64_t seed, uint64_t* hash) {
   SimProcess b(&world, "b");
   std::string order;
   for (int i = 0; i < 8; ++i) {
-    a.Post([&] { order += 'a'; });
+    a.Post([&] { order += world.running(); });
     b.PostAfter(absl::Microseconds(5), [&] { order += 'b'; });
   }
   EXPECT_TRUE(world.RunUntilIdle());

@@ -7,6 +7,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "server/base/failpoint.h"
 #include "server/base/status_macros.h"
 
 namespace ballast::daemon {
@@ -44,7 +45,10 @@ void JobVault::Remove(std::string_view name) {
 // The record first: a job without one is nothing.
 void JobVault::RemoveAll() {
   Remove(kRecordName);
-  while (!names_.empty()) Remove(std::string(*names_.begin()));
+  while (!names_.empty()) {
+    BALLAST_FAILPOINT("daemon.forgetting");
+    Remove(std::string(*names_.begin()));
+  }
 }
 
 absl::btree_map<std::string, std::vector<base::Kept>> ByJob(

@@ -172,6 +172,9 @@ absl::Status JobRecord::Record(const v1::PeerFrame& outcome) {
     return absl::ResourceExhaustedError(
         absl::StrCat("an outcome of ", text.size(), " bytes cannot be kept"));
   }
+  if (BALLAST_SABOTAGED("daemon.outcome_not_recorded")) {
+    return absl::OkStatus();
+  }
   const uint64_t sequence = sequence_ + 1;
   const uint64_t size = text.size();
   std::string bytes(16, '\0');
@@ -180,6 +183,7 @@ absl::Status JobRecord::Record(const v1::PeerFrame& outcome) {
   bytes += text;
   std::byte* const out = slot(sequence & 1).data();
   std::memcpy(out + 8, bytes.data(), bytes.size());
+  BALLAST_FAILPOINT("daemon.outcome.written");
   std::atomic_ref<uint64_t>(*reinterpret_cast<uint64_t*>(out))
       .store(Checksum(bytes), std::memory_order_release);
   sequence_ = sequence;

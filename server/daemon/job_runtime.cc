@@ -215,7 +215,9 @@ absl::Status JobRuntime::TakeOver() {
   const bool is_open = !resumption_->commit.has_value();
   job->Restore(scalars.optimizer_step,
                scalars.groups.empty() ? job->spec().groups : scalars.groups,
-               scalars.cursors,
+               BALLAST_SABOTAGED("daemon.cursor_not_restored")
+                   ? std::vector<std::string>()
+                   : scalars.cursors,
                // One node: rank 0 is here.
                scalars.cursors.empty() ? "" : scalars.cursors[0]);
   job->TakeOver(resumption_->generation,
@@ -476,6 +478,7 @@ void JobRuntime::Committed(const engine::StepSummary& summary,
 void JobRuntime::Finished(const engine::StepSummary& summary) {
   last_progress_ = parts_.clock->Now();
   parts_.job->Finished(ToReport(summary));
+  BALLAST_FAILPOINT("daemon.step_finished");
   if (parts_.record != nullptr) parts_.record->SetFinished(summary.step);
   if (snapshots_ != nullptr) {
     snapshots_->OnFinished(summary.step);
@@ -582,6 +585,7 @@ void JobRuntime::OnBroadcast() {
   if (!has_started_) return StartFirst();
   if (!load_->is_running()) return;
   load_->Finish();
+  BALLAST_FAILPOINT("daemon.load_finished");
   // From here on the gradients may be others: it is not loaded again.
   if (parts_.record != nullptr)
     parts_.record->SetLoaded(Step(engine_->open_step().value() - 1));

@@ -55,9 +55,11 @@ int Main(int argc, char** argv) {
   app.add_option("--config", path, "configuration file (YAML)");
   app.add_option("--set", overrides, "section.key=value, over the file")
       ->allow_extra_args(false);
+#ifdef BALLAST_FAILPOINTS
   std::string failpoints;
   app.add_option("--failpoints", failpoints,
                  "where to die, for tests (server/base/failpoint.h)");
+#endif
   app.add_flag("--print-config", print_config,
                "print the configuration in force and exit");
   app.add_flag("--version", print_version, "print the version and exit");
@@ -70,12 +72,14 @@ int Main(int argc, char** argv) {
     std::printf("ballastd %s (%s)\n", kVersion, kCompiler);
     return 0;
   }
+#ifdef BALLAST_FAILPOINTS
   const absl::Status armed = base::ConfigureFailpoints(failpoints, /*seed=*/1);
   if (!armed.ok()) {
     std::fprintf(stderr, "ballastd: --failpoints: %s\n",
                  std::string(armed.message()).c_str());
     return kUsage;
   }
+#endif
   const auto config = LoadConfig(path, overrides);
   if (!config.ok()) {
     std::fprintf(stderr, "ballastd: %s\n",

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/optimizer_name.h"
+#include "server/base/failpoint.h"
 #include "server/base/names.h"
 #include "server/base/status_macros.h"
 #include "server/layout/policy.h"
@@ -233,6 +234,7 @@ absl::Status Node::TakeOverJob(const std::string& name,
     taken.workers.push_back({"", record.is_closed(LocalRank(l))});
     const auto it = workers.find(l);
     if (it == workers.end()) continue;
+    BALLAST_FAILPOINT("daemon.adopting");
     auto key = keeping_.adopt_worker(std::move(it->second));
     if (key.ok()) taken.workers.back().key = *std::move(key);
   }
@@ -244,6 +246,7 @@ absl::Status Node::TakeOverJob(const std::string& name,
     }
     return local.status();
   }
+  BALLAST_FAILPOINT("daemon.restored");
   const absl::Status gone_on = runtimes_[name]->TakeOver();
   if (!gone_on.ok()) {
     sessions_->FailJob(*local, gone_on);

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/dtype.h"
 #include "kernels/exact_sum.h"
+#include "kernels/hyper_parameters.h"
 #include "server/base/failpoint.h"
 #include "server/engine/contributions.h"
 #include "server/engine/error_votes.h"
@@ -98,6 +99,7 @@ class JobEngineImpl final : public JobEngine {
   void OnPushed(LocalRank rank, BucketId bucket) override {
     if (!IsOpen() || !contributions_.AddPush(rank, bucket)) return Stray();
     OnContribution();
+    BALLAST_FAILPOINT("engine.pushed");
     TryReduce(bucket);
   }
 
@@ -119,6 +121,7 @@ class JobEngineImpl final : public JobEngine {
 
   void OnReduced(BucketId bucket, const collective::Reduced& reduced) override {
     if (!IsAt(bucket, BucketStage::kReducing)) return Stray();
+    BALLAST_FAILPOINT("engine.reduced");
     stages_[bucket.value()] = BucketStage::kReduced;
     open_->norm2.Merge(reduced.norm2);
     open_->is_finite = open_->is_finite && reduced.finite;
@@ -137,6 +140,7 @@ class JobEngineImpl final : public JobEngine {
           commit.rank0_cursor().size(), " bytes, at most ",
           proto::kMaxCursorBytes, " are possible")));
     }
+    BALLAST_FAILPOINT("engine.committed");
     const absl::Status recorded = Record(commit);
     if (!recorded.ok()) return Fail(recorded);
     BALLAST_FAILPOINT("engine.recorded");
@@ -145,6 +149,8 @@ class JobEngineImpl final : public JobEngine {
 
   void OnAbort(const v1::Abort& abort) override {
     if (!IsVotedOn(abort.step())) return Stray();
+    BALLAST_FAILPOINT("engine.aborted");
+    if (BALLAST_SABOTAGED("engine.update_before_commit")) UpdateUncommitted();
     ++counts_.aborted;
     metrics_.OnAborted();
     TakeBytes();
@@ -170,6 +176,7 @@ class JobEngineImpl final : public JobEngine {
   void OnUpdated(BucketId bucket) override {
     if (updates_in_flight_ > 0) --updates_in_flight_;
     if (!IsAt(bucket, BucketStage::kUpdating)) return Stray();
+    BALLAST_FAILPOINT("engine.updated");
     stages_[bucket.value()] = BucketStage::kPublishing;
     if (++committed_->buckets_updated == num_buckets_) {
       committed_->clock.OnUpdated(parts_.clock->Now());
@@ -187,6 +194,7 @@ class JobEngineImpl final : public JobEngine {
   // The gradients held the weights: only now may they be overwritten.
   void OnLoaded() override {
     if (!committed_.has_value() || !committed_->summary.loaded) return Stray();
+    BALLAST_FAILPOINT("engine.loaded");
     committed_->clock.OnUpdated(parts_.clock->Now());
     ConsumeAll();
     PublishAll();
@@ -328,6 +336,7 @@ class JobEngineImpl final : public JobEngine {
     }
     open_->has_voted = true;
     open_->clock.OnReduced(parts_.clock->Now());
+    BALLAST_FAILPOINT("engine.vote");
     parts_.members->CastVote(MakeVote());
   }
 
@@ -390,6 +399,13 @@ class JobEngineImpl final : public JobEngine {
 
   void CarryOut(bool skipped, std::span<const kernels::StepScalars> scalars) {
     ConsumeAll();
+    BALLAST_FAILPOINT("engine.consumed");
+    if (BALLAST_SABOTAGED("engine.publish_before_complete")) {
+      for (int b = 0; b < num_buckets_; ++b) {
+        parts_.workers->Published(BucketId(b), committed_->summary.generation,
+                                  committed_->summary.step);
+      }
+    }
     if (skipped || num_buckets_ == 0) {
       committed_->clock.OnUpdated(parts_.clock->Now());
       return PublishAll();
@@ -397,6 +413,25 @@ class JobEngineImpl final : public JobEngine {
     const absl::Status begun = parts_.optimizer->BeginStep(
         committed_->summary.generation, committed_->summary.step, scalars);
     if (!begun.ok()) return Fail(begun);
+    for (int b = 0; b < num_buckets_; ++b) {
+      ++updates_in_flight_;
+      parts_.optimizer->StartUpdate(BucketId(b));
+    }
+  }
+
+  // What an engine has done by now that starts to update with its vote; only
+  // for negative tests.
+  void UpdateUncommitted() {
+    std::vector<kernels::StepScalars> scalars;
+    for (const proto::GroupValues& values : contributions_.groups()) {
+      scalars.push_back(kernels::PrepareScalars(
+          parts_.state->kind(), ToHyperParameters(ToStepGroup(values)),
+          parts_.state->scalars().optimizer_step + 1, /*clip=*/1));
+    }
+    if (!parts_.optimizer->BeginStep(open_->generation, open_->step, scalars)
+             .ok()) {
+      return;
+    }
     for (int b = 0; b < num_buckets_; ++b) {
       ++updates_in_flight_;
       parts_.optimizer->StartUpdate(BucketId(b));
@@ -425,6 +460,7 @@ class JobEngineImpl final : public JobEngine {
     stages_[bucket.value()] = BucketStage::kCollecting;
     if (++committed_->buckets_published == num_buckets_) FinishStep();
     parts_.workers->Published(bucket, generation, step);
+    BALLAST_FAILPOINT("engine.published");
     TryReduce(bucket);
   }
 

@@ -17,6 +17,7 @@
 #include "proto/keeper_socket.h"
 #include "server/base/clock.h"
 #include "server/base/errno_status.h"
+#include "server/base/failpoint.h"
 #include "server/base/status_macros.h"
 #include "server/ipc/fd_passing.h"
 #include "server/ipc/keeper_message.h"
@@ -209,6 +210,7 @@ absl::Status KeeperClient::Flush() {
       bytes = ToBytes(KeeperMessageKind::kPut, name, it->second.note);
       fds = NumbersOf(it->second);
     }
+    BALLAST_FAILPOINT("ipc.keeper_tell");
     const auto sent = SendPacket(socket_.get(), bytes, fds);
     if (absl::IsResourceExhausted(sent.status())) {
       if (timer_ == 0) {

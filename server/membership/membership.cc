@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/functional/any_invocable.h"
+#include "server/base/failpoint.h"
 #include "server/membership/coordinator.h"
 #include "server/membership/member.h"
 #include "server/membership/outcome_log.h"
@@ -137,6 +138,7 @@ class MembershipImpl final : public Membership {
     for (const Action& action : actions) {
       if (action.kind == Action::Kind::kDrop) ++dropped_frames_;
       if (action.kind == Action::Kind::kRecord) {
+        BALLAST_FAILPOINT("membership.decided");
         const absl::Status recorded = log_->Record(action.frame);
         if (recorded.ok()) continue;
         coordinator_->state.phase = CoordinatorState::Phase::kEnded;

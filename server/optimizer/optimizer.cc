@@ -119,7 +119,9 @@ class ShardOptimizer final : public Optimizer {
               const layout::Chunk& chunk) {
     if (undo_->IsDone(index, word_)) return;
     if (parts_.guard != nullptr) parts_.guard->BeforeUpdate(index);
-    undo_->Begin(thread, index, word_);
+    if (!BALLAST_SABOTAGED("optimizer.no_undo")) {
+      undo_->Begin(thread, index, word_);
+    }
     BALLAST_FAILPOINT("optimizer.chunk.open");
     for (const layout::Piece& piece : chunk.pieces) {
       UpdatePiece(bucket, piece,

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/control_block.h"
+#include "server/base/failpoint.h"
 #include "server/base/xxh3.h"
 
 namespace ballast::optimizer {
@@ -183,6 +184,7 @@ absl::Status ScalarSlots::Write(const Scalars& scalars) {
 
   std::byte* slot = memory_.data() + older * SlotBytes(max_cursors_);
   std::memcpy(slot + 8, buffer_.data(), buffer_.size());
+  BALLAST_FAILPOINT("optimizer.scalars.written");
   const uint64_t checksum = XXH3_64bits(buffer_.data(), buffer_.size());
   std::atomic_ref<uint64_t>(*reinterpret_cast<uint64_t*>(slot))
       .store(checksum, std::memory_order_release);

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/control_block.h"
+#include "server/base/failpoint.h"
 #include "server/base/status_macros.h"
 
 namespace ballast::optimizer {
@@ -171,6 +172,7 @@ void UndoLog::Begin(int thread, int64_t chunk, uint64_t word) {
   open->chunk = chunk;
   open->elements = range.end - range.begin;
   open->saved.store(0, std::memory_order_relaxed);
+  BALLAST_FAILPOINT("optimizer.undo.named");
   kernels::StoreInOrder(&open->word, word);
 }
 
@@ -185,6 +187,7 @@ kernels::StepUndo UndoLog::ForPiece(int thread, int64_t chunk,
 
 void UndoLog::Finish(int thread, int64_t chunk, uint64_t word) {
   kernels::StoreInOrder(&done()[chunk], word);
+  BALLAST_FAILPOINT("optimizer.undo.done");
   kernels::StoreInOrder(&record(thread)->word, uint64_t{0});
 }
 
@@ -231,6 +234,7 @@ absl::StatusOr<std::vector<RestoredChunk>> UndoLog::RestoreOpenChunks(
       restored.push_back({chunk, Generation(proto::GenerationOf(word)),
                           Step(proto::StepOf(word))});
     }
+    BALLAST_FAILPOINT("optimizer.undo.restored");
     kernels::StoreInOrder(&open->word, uint64_t{0});
   }
   return restored;

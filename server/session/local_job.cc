@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "server/base/failpoint.h"
 #include "server/base/names.h"
 #include "server/base/status_macros.h"
 #include "server/layout/policy.h"
@@ -359,11 +360,14 @@ absl::StatusOr<AttachReply> LocalJob::Attach(LocalRank rank, WorkerLink* link,
         "values"));
   }
   RETURN_IF_ERROR(slot.Occupy(link, open_.has_value() ? open_->word() : 0));
+  BALLAST_FAILPOINT("session.slot_taken");
   if (has_begun()) StoreState(slot);
   absl::Status status = SendSegments(rank, needs_initial);
+  BALLAST_FAILPOINT("session.segments_sent");
   if (status.ok() && vault_ != nullptr) {
     status = link->Keep(vault_, WorkerName(rank));
   }
+  BALLAST_FAILPOINT("session.attached");
   if (!status.ok()) {
     slot.Vacate(/*was_lost=*/false);
     return status;
@@ -429,6 +433,7 @@ void LocalJob::Begin(LocalRank rank, BeginDone done) {
                   weights_->size_bytes());
     }
   }
+  BALLAST_FAILPOINT("session.begin");
   slot.MakeReady();
   slot.begin_done = std::move(done);
   AnswerBegin(rank);
@@ -481,6 +486,7 @@ void LocalJob::ScanSlot(LocalRank rank) {
   std::vector<BucketId> pushed = std::exchange(scratch_, {});
   pushed.clear();
   slot.TakePushed(word, &pushed);
+  BALLAST_FAILPOINT("session.pushed");
   TakeInput(rank);
   TakeWanted(rank);
   for (const BucketId bucket : pushed) {
@@ -582,6 +588,7 @@ void LocalJob::OnLinkGone(LocalRank rank, const absl::Status& why) {
   const bool was_closed = slot.state() == SlotState::kClosed;
   DropWanted(rank);
   slot.Vacate(/*was_lost=*/!absl::IsCancelled(why));
+  BALLAST_FAILPOINT("session.vacated");
   if (vault_ != nullptr) vault_->Remove(WorkerName(rank));
   if (!was_closed && !is_failed_ && observer_ != nullptr) {
     observer_->OnWorkerLost(rank, why);
@@ -596,7 +603,9 @@ void LocalJob::Close(LocalRank rank) {
   CancelBegin(rank, absl::CancelledError("the worker closed the job"));
   DropWanted(rank);
   slot.Close();
+  BALLAST_FAILPOINT("session.closed");
   observer_->OnWorkerClosed(rank);
+  BALLAST_FAILPOINT("session.close_recorded");
   for (int i = 0; i < local_world_size(); ++i) TellIfHopeless(LocalRank(i));
   if (num_closed() == local_world_size()) observer_->OnAllClosed();
 }

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/dtype.h"
+#include "server/base/failpoint.h"
 #include "server/base/status_macros.h"
 
 namespace ballast::session {
@@ -63,6 +64,7 @@ absl::Status Slot::Occupy(WorkerLink* link, uint64_t open_word) {
   const std::span<std::byte> memory = control_->bytes();
   if (was_occupied_) {
     std::memset(memory.data(), 0, memory.size());
+    BALLAST_FAILPOINT("session.slot_cleared");
     for (const layout::Bucket& bucket : layout_->buckets()) {
       if (open_word == 0 || !IsTaken(bucket.id, open_word)) {
         ZeroGradients(bucket);
@@ -81,6 +83,7 @@ absl::Status Slot::Occupy(WorkerLink* link, uint64_t open_word) {
   seen_input_ = 0;
   wanted_.assign(wanted_.size(), 0);
   seen_wanted_.assign(wanted_.size(), 0);
+  BALLAST_FAILPOINT("session.slot_made");
   if (open_word != 0) KeepContribution(open_word);
   return absl::OkStatus();
 }

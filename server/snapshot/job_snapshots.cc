@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/base/failpoint.h"
 #include "server/base/names.h"
 #include "server/base/status_macros.h"
 #include "server/snapshot/files/catalog.h"
@@ -230,7 +231,9 @@ void JobSnapshots::Publish() {
   io_.Run(
       [files = parts_.files, manifest = std::move(manifest),
        name = active_->name, keep = parts_.schedule.keep, status] {
+        BALLAST_FAILPOINT("snapshot.shards_written");
         *status = PublishSnapshot(*files, manifest, name);
+        BALLAST_FAILPOINT("snapshot.published");
         if (!status->ok()) return;
         // The snapshot is whole; what cannot be removed now is tried again.
         PruneSnapshots(*files, manifest.job, keep).IgnoreError();

@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "kernels/dtype.h"
 #include "kernels/optimizer_name.h"
+#include "server/base/failpoint.h"
 #include "server/base/names.h"
 #include "server/base/status_macros.h"
 #include "server/snapshot/files/section_name.h"
@@ -110,7 +111,8 @@ class Loading {
              !reader_.manifest().tensors[section.tensor].trainable;
     }
     if (section.kind == Kind::kResidual) {
-      return target_.residuals != nullptr && IsOurs(section);
+      return target_.residuals != nullptr && IsOurs(section) &&
+             !BALLAST_SABOTAGED("snapshot.residuals_not_restored");
     }
     return Overlaps(owned_[tensors_[section.tensor]], section);
   }

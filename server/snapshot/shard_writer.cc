@@ -54,6 +54,7 @@ struct ShardWriter::Output {
     checksums.clear();
     is_made = true;
     RETURN_IF_ERROR(files->MakeDirectories(directory));
+    BALLAST_FAILPOINT("snapshot.made");
     ASSIGN_OR_RETURN(file, files->Create(path));
     return file->Reserve(header.size() + data_bytes);
   }
@@ -172,6 +173,7 @@ void ShardWriter::Copy() {
   Do(
       [capture = parts_.capture](Output&) {
         capture->CopyNext(kChunksAtOnce);
+        BALLAST_FAILPOINT("snapshot.copied");
         return absl::OkStatus();
       },
       parts_.capture->is_complete() ? &ShardWriter::Write : &ShardWriter::Copy);

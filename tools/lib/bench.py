@@ -16,7 +16,8 @@ _TARGETS = {
 # Programs that run the built daemons on a lab.
 _SCRIPTS = {name: "tests/bench/%s.py" % name
             for name in ("exchange", "latency", "local", "loss", "scaling",
-                         "restart", "snapshot", "step", "training")}
+                         "reattach", "restart", "snapshot", "step",
+                         "training")}
 
 
 def _run_script(path: str, arguments: List[str]) -> int:

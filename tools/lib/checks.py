@@ -143,6 +143,31 @@ def scripts(root: str) -> List[str]:
     return found
 
 
+def failpoints(root: str) -> List[str]:
+    """Failpoints are compiled in where //server/daemon:failpoints says, and
+    only what lies in a .cc file can be: of an inline function the linker might
+    take the usual one."""
+    used = re.compile(r"\bBALLAST_(FAILPOINT|FAILPOINT_STATUS|SABOTAGED)\(")
+    build = "server/daemon/BUILD"
+    if not os.path.exists(os.path.join(root, build)):
+        return []
+    listed = set(re.findall(r'"([^"]+\.cc)"', _read(root, build)))
+    found = []
+    for path in sources.files(root, sources.CPP):
+        if sources.matches(path, ["server/base/failpoint", "tests/"]) or \
+                not used.search(sources.without_comments(_read(root, path))):
+            continue
+        folder, name = os.path.split(path)
+        label = name if folder == os.path.dirname(build) else \
+            "//%s:%s" % (folder, name)
+        if not path.endswith(".cc"):
+            found.append("%s: failpoints belong into .cc files" % path)
+        elif label not in listed:
+            found.append("%s: has failpoints; name it in _FAILPOINT_SOURCES "
+                         "of %s" % (path, build))
+    return found
+
+
 def locks(root: str, outputs: str) -> List[str]:
     """Clang's thread-safety analysis of everything that has a base::Mutex:
     GCC does not know the annotations. `outputs` holds the generated headers,
@@ -178,6 +203,7 @@ ALL: Dict[str, Callable[[str], List[str]]] = {
     "file length": file_length,
     "readmes": readmes,
     "scripts": scripts,
+    "failpoints": failpoints,
 }
 
 if __name__ == "__main__":

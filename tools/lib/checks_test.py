@@ -133,6 +133,19 @@ class TreeTest(unittest.TestCase):
         self._write("a/good", "#!/bin/sh\ntrue\n")
         self.assertEqual(2, len(checks.scripts(self._folder.name)))
 
+    def test_failpoints(self):
+        self._write("server/daemon/BUILD", '_X = ["a.cc", "//server/x:b.cc"]\n')
+        self._write("server/daemon/a.cc", 'BALLAST_FAILPOINT("x");\n')
+        self._write("server/x/b.cc", 'if (BALLAST_SABOTAGED("x")) y();\n')
+        self._write("server/x/d.h", '// BALLAST_FAILPOINT("x")\n')
+        self.assertEqual(checks.failpoints(self._folder.name), [])
+        self._write("server/x/c.cc", 'BALLAST_FAILPOINT("x");\n')
+        self._write("server/x/d.h", 'BALLAST_FAILPOINT_STATUS("x");\n')
+        found = checks.failpoints(self._folder.name)
+        self.assertEqual(len(found), 2)
+        self.assertIn("server/x/c.cc: has failpoints", found[0])
+        self.assertIn(".cc files", found[1])
+
     def test_locks(self):
         if shutil.which("clang++-14") is None:
             self.skipTest("no clang++-14 on this machine")

@@ -8,6 +8,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "server/base/failpoint.h"
 #include "server/base/names.h"
 #include "server/base/status_macros.h"
 #include "server/snapshot/files/snapshot_reader.h"
@@ -62,6 +63,7 @@ absl::Status WriteManifest(FileSystem& files, const std::string& directory,
   const std::string text = ToText(manifest);
   const std::string draft = absl::StrCat(directory, "/.", kManifestName);
   ASSIGN_OR_RETURN(const std::unique_ptr<File> file, files.Create(draft));
+  BALLAST_FAILPOINT("snapshot.manifest_made");
   RETURN_IF_ERROR(file->WriteAt(0, std::as_bytes(std::span(text))));
   RETURN_IF_ERROR(file->Sync());
   RETURN_IF_ERROR(
@@ -178,15 +180,18 @@ absl::Status PublishSnapshot(FileSystem& files, const Manifest& manifest,
   const std::string directory = TemporaryPath(manifest.job, manifest.id);
   RETURN_IF_ERROR(CheckFiles(files, directory, manifest));
   RETURN_IF_ERROR(WriteManifest(files, directory, manifest));
+  BALLAST_FAILPOINT("snapshot.before_rename");
   const std::string path = absl::StrCat(manifest.job, "/", std::string(name));
   const std::string old =
       TemporaryPath(manifest.job, absl::StrCat("old-", manifest.id));
   absl::Status renamed = files.Rename(directory, path);
   if (absl::IsAlreadyExists(renamed)) {
     RETURN_IF_ERROR(files.Rename(path, old));
+    BALLAST_FAILPOINT("snapshot.old_moved");
     renamed = files.Rename(directory, path);
   }
   RETURN_IF_ERROR(renamed);
+  BALLAST_FAILPOINT("snapshot.renamed");
   RETURN_IF_ERROR(files.SyncDirectory(manifest.job));
   RETURN_IF_ERROR(files.SyncDirectory(""));
   return files.RemoveAll(old);
@@ -205,6 +210,7 @@ absl::Status PruneSnapshots(FileSystem& files, std::string_view job, int keep) {
         TemporaryPath(job, absl::StrCat("gone-", entries[i].name));
     RETURN_IF_ERROR(files.RemoveAll(gone));
     RETURN_IF_ERROR(files.Rename(entries[i].path(), gone));
+    BALLAST_FAILPOINT("snapshot.pruning");
     RETURN_IF_ERROR(files.SyncDirectory(job));
     RETURN_IF_ERROR(files.RemoveAll(gone));
   }
