@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
+#include "server/base/failpoint.h"
 
 namespace ballast::sim {
 namespace {
@@ -16,6 +17,12 @@ namespace {
 constexpr absl::Duration kPatience = absl::Hours(2);
 constexpr uint64_t kMaxEvents = 20'000'000;
 constexpr size_t kMaxViolations = 20;
+
+// A daemon's death, thrown from where it dies: nothing of the event that it was
+// in happens any more.
+struct Death {
+  int node;
+};
 
 }  // namespace
 
@@ -95,9 +102,12 @@ Cluster::Cluster(const Scenario& scenario, uint64_t seed,
       last_version_(scenario.world_size(), scenario.first_version - 1),
       is_fault_taken_(scenario.faults.size()) {
   if (scenario.has_interfaces) links_.ShareInterfaces(&world_);
-  const bool has_keepers = std::any_of(
-      scenario.faults.begin(), scenario.faults.end(),
-      [](const Fault& fault) { return fault.kind == Fault::Kind::kRestart; });
+  const bool has_keepers =
+      scenario.has_keepers ||
+      std::any_of(scenario.faults.begin(), scenario.faults.end(),
+                  [](const Fault& fault) {
+                    return fault.kind == Fault::Kind::kRestart;
+                  });
   for (int n = 0; has_keepers && n < scenario.nodes; ++n) {
     keepers_.push_back(std::make_unique<Keeper>());
   }
@@ -107,7 +117,9 @@ Cluster::Cluster(const Scenario& scenario, uint64_t seed,
   }
 }
 
-Cluster::~Cluster() = default;
+Cluster::~Cluster() {
+  if (away_.has_value()) base::SetDeath(nullptr);
+}
 
 void Cluster::Start() {
   for (int rank = 0; rank < scenario_.world_size(); ++rank) {
@@ -124,7 +136,7 @@ Result Cluster::Run() {
   const absl::Time end = world_.Now() + kPatience;
   uint64_t events = 0;
   while (!IsOver()) {
-    if (world_.Now() > end || ++events > kMaxEvents || !world_.Step()) {
+    if (world_.Now() > end || ++events > kMaxEvents || !Step()) {
       OnViolation(
           absl::StrCat("I23: not over after ",
                        absl::FormatDuration(world_.Now() - end + kPatience),
@@ -141,6 +153,37 @@ Result Cluster::Run() {
   }
   result_.trace_hash = world_.trace_hash();
   return result_;
+}
+
+bool Cluster::Step() {
+  try {
+    return world_.Step();
+  } catch (const Death& death) {
+    ++deaths_;
+    Restart(death.node, *away_);
+    return true;
+  }
+}
+
+void Cluster::DieAtFailpoints(absl::Duration away) {
+  away_ = away;
+  base::SetDeath([this](std::string_view failpoint) { Die(failpoint); });
+}
+
+void Cluster::Die(std::string_view failpoint) {
+  // A job that has not begun is not kept.
+  if (result_.weights.size() <= static_cast<size_t>(scenario_.first_version)) {
+    return;
+  }
+  constexpr std::string_view kDaemon = "daemon-";
+  std::string_view who = world_.running();
+  int node = starting_node_;  // or it is only just being made
+  if (who.starts_with(kDaemon)) {
+    who.remove_prefix(kDaemon.size());
+    node = std::stoi(std::string(who));
+  }
+  world_.Note(failpoint);
+  throw Death{node};
 }
 
 void Cluster::StartWorker(int rank, int life) {
@@ -165,13 +208,12 @@ bool Cluster::IsOver() const {
 
 // ---- Calls between processes. ----
 
-void Cluster::CallNode(int node,
-                       absl::AnyInvocable<void(daemon::Node&) &&> fn) {
+void Cluster::CallNode(int node, absl::AnyInvocable<void(daemon::Node&)> fn) {
   if (keepers_.empty()) {
     if (daemons_[node] == nullptr) return;
     daemons_[node]->process.Post(
         [daemon = daemons_[node].get(), fn = std::move(fn)]() mutable {
-          std::move(fn)(*daemon->node);
+          fn(*daemon->node);
         });
     return;
   }
@@ -183,7 +225,7 @@ void Cluster::CallNode(int node,
 void Cluster::PostCall(int node, std::shared_ptr<Call> call) {
   daemons_[node]->process.Post([this, node, call] {
     std::erase(keepers_[node]->calls, call);
-    std::move (*call)(*daemons_[node]->node);
+    (*call)(*daemons_[node]->node);
   });
 }
 
@@ -244,8 +286,20 @@ void Cluster::Restart(int node, absl::Duration away) {
   ++restarts_pending_;
   world_.PostAfter(away, [this, node] {
     --restarts_pending_;
+    starting_node_ = node;
+    std::vector<WorkerId> unanswered;
+    for (int l = 0; l < scenario_.workers; ++l) {
+      const SimWorker* const worker =
+          workers_[node * scenario_.workers + l].get();
+      if (worker != nullptr && worker->is_answer_due()) {
+        unanswered.push_back(worker->id());
+      }
+    }
     daemons_[node] = std::make_unique<Daemon>(this, node);
     for (const auto& call : keepers_[node]->calls) PostCall(node, call);
+    for (const WorkerId id : unanswered) {
+      CallWorker(id, [](SimWorker& worker) { worker.OnDaemonBack(); });
+    }
   });
 }
 
@@ -514,8 +568,11 @@ void Cluster::CheckEnds() {
 
 void Cluster::CheckNothingIsLeft() {
   links_.HealAll();
-  if (!world_.RunUntilIdle(kMaxEvents)) {
+  uint64_t events = 0;
+  while (Step()) {
+    if (++events < kMaxEvents) continue;
     OnViolation("I28: there is no end of events");
+    break;
   }
   for (size_t n = 0; n < keepers_.size(); ++n) {
     for (const auto& [name, item] : keepers_[n]->vault.items()) {

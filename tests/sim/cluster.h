@@ -22,9 +22,11 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/functional/any_invocable.h"
@@ -92,11 +94,16 @@ class Cluster final : public SimWorld {
   // after `away`. Where there is a keeper.
   void KillNow(int node, absl::Duration away);
 
+  // From the job's first step on, a failpoint that kills (the test has
+  // configured it) ends the daemon at that very instruction, and the next one
+  // goes on after `away`. Where there is a keeper.
+  void DieAtFailpoints(absl::Duration away);
+  int deaths() const { return deaths_; }  // so far
+
   // SimWorld
   base::SimExecutor& clock() override { return world_; }
   const Scenario& scenario() const override { return scenario_; }
-  void CallNode(int node,
-                absl::AnyInvocable<void(daemon::Node&) &&> fn) override;
+  void CallNode(int node, absl::AnyInvocable<void(daemon::Node&)> fn) override;
   void CallWorker(WorkerId id,
                   absl::AnyInvocable<void(SimWorker&) &&> fn) override;
   const Fault* TakeFault(Fault::Kind kind, int where, int64_t step) override;
@@ -111,7 +118,7 @@ class Cluster final : public SimWorld {
  private:
   // A call of a worker, which makes it again if the daemon is replaced before
   // it came to it.
-  using Call = absl::AnyInvocable<void(daemon::Node&) &&>;
+  using Call = absl::AnyInvocable<void(daemon::Node&)>;
   // What outlives a node's daemon, where there is a keeper.
   struct Keeper {
     SimVault vault;
@@ -133,6 +140,8 @@ class Cluster final : public SimWorld {
     std::unique_ptr<daemon::Node> node;
   };
 
+  bool Step();
+  void Die(std::string_view failpoint);
   void StartWorker(int rank, int life);
   void Restart(int node, absl::Duration away);
   void PostCall(int node, std::shared_ptr<Call> call);
@@ -168,6 +177,9 @@ class Cluster final : public SimWorld {
   std::set<std::pair<int, int64_t>> ones_checked_;  // node, version
   bool is_ownership_checked_ = false;
   int restarts_pending_ = 0;
+  int starting_node_ = 0;               // the last one whose daemon was started
+  std::optional<absl::Duration> away_;  // DieAtFailpoints
+  int deaths_ = 0;
   Result result_;
 };
 

@@ -78,6 +78,7 @@ struct Scenario {
   std::vector<int> absent;  // ranks that never come
   transport::LinkFaults link;
   bool has_interfaces = false;  // a node's links share their rate
+  bool has_keepers = false;     // also without a daemon that restarts
   int64_t snapshot_every = 0;   // steps; 0: none are kept
   // The version that is stored, and gone on from; 0: initial values are given.
   int64_t first_version = 0;

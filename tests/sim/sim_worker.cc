@@ -111,9 +111,33 @@ SimWorker::SimWorker(SimWorld* world, WorkerId id, uint64_t seed)
       node_(id.rank / world->scenario().workers),
       process_(&world->clock(), key_),
       random_(seed),
-      memory_(std::make_shared<Memory>()) {}
+      memory_(std::make_shared<Memory>()),
+      is_call_taken_(std::make_shared<bool>(false)) {}
 
 // ---- Calls. ----
+
+void SimWorker::Ask(Call call, absl::AnyInvocable<void(daemon::Node&)> fn) {
+  call_ = call;
+  is_call_taken_ = std::make_shared<bool>(false);
+  world_->CallNode(node_, [taken = is_call_taken_,
+                           fn = std::move(fn)](daemon::Node& node) mutable {
+    *taken = true;
+    fn(node);
+  });
+}
+
+void SimWorker::OnDaemonBack() {
+  switch (call_) {
+    case Call::kNone:
+      return;
+    case Call::kAttach:
+      return Start();
+    case Call::kBegin:
+      return CallBegin();
+    case Call::kClose:
+      return CallClose();
+  }
+}
 
 session::AttachRequest SimWorker::MakeRequest() const {
   const Scenario& scenario = world_->scenario();
@@ -136,34 +160,34 @@ session::AttachRequest SimWorker::MakeRequest() const {
 }
 
 void SimWorker::Start() {
-  auto link = std::make_unique<SimLink>(world_, id_, memory_);
-  world_->CallNode(
-      node_, [world = world_, id = id_, key = key_, request = MakeRequest(),
-              link = std::move(link)](daemon::Node& node) mutable {
-        // If it came before, and was told to try again.
-        node.sessions().OnDisconnected(key, absl::UnavailableError("again"));
-        node.sessions().OnConnected(key, std::move(link));
-        node.sessions().AttachWhenKnown(
-            key, std::move(request),
-            [world, id](absl::StatusOr<session::AttachReply> reply) {
-              std::shared_ptr<layout::Layout> layout;
-              std::shared_ptr<layout::GatherUnits> units;
-              if (reply.ok()) {
-                layout = std::make_shared<layout::Layout>(*reply->layout);
-                if (reply->units != nullptr) {
-                  units = std::make_shared<layout::GatherUnits>(*reply->units);
-                }
-              }
-              world->CallWorker(id, [reply, layout, units](SimWorker& worker) {
-                worker.OnAttached(reply, layout, units);
-              });
-            });
-      });
+  Ask(Call::kAttach, [world = world_, id = id_, key = key_,
+                      request = MakeRequest(),
+                      memory = memory_](daemon::Node& node) {
+    // If it came before, and was told to try again.
+    node.sessions().OnDisconnected(key, absl::UnavailableError("again"));
+    node.sessions().OnConnected(key,
+                                std::make_unique<SimLink>(world, id, memory));
+    node.sessions().AttachWhenKnown(
+        key, request, [world, id](absl::StatusOr<session::AttachReply> reply) {
+          std::shared_ptr<layout::Layout> layout;
+          std::shared_ptr<layout::GatherUnits> units;
+          if (reply.ok()) {
+            layout = std::make_shared<layout::Layout>(*reply->layout);
+            if (reply->units != nullptr) {
+              units = std::make_shared<layout::GatherUnits>(*reply->units);
+            }
+          }
+          world->CallWorker(id, [reply, layout, units](SimWorker& worker) {
+            worker.OnAttached(reply, layout, units);
+          });
+        });
+  });
 }
 
 void SimWorker::OnAttached(absl::StatusOr<session::AttachReply> reply,
                            std::shared_ptr<layout::Layout> layout,
                            std::shared_ptr<layout::GatherUnits> units) {
+  call_ = Call::kNone;
   if (absl::EndsWith(reply.status().message(), "try again")) {
     process_.PostAfter(absl::Milliseconds(50), [this] { Start(); });
     return;
@@ -172,15 +196,18 @@ void SimWorker::OnAttached(absl::StatusOr<session::AttachReply> reply,
   layout_ = std::move(layout);
   units_ = std::move(units);
   if (reply->initial_bytes > 0) WriteInitialValues();
-  world_->CallNode(
-      node_, [world = world_, id = id_, key = key_](daemon::Node& node) {
-        node.sessions().Begin(
-            key, absl::InfiniteDuration(),
-            [world, id](absl::StatusOr<session::BeginReply> begun) {
-              world->CallWorker(
-                  id, [begun](SimWorker& worker) { worker.OnBegun(begun); });
-            });
-      });
+  CallBegin();
+}
+
+void SimWorker::CallBegin() {
+  Ask(Call::kBegin, [world = world_, id = id_, key = key_](daemon::Node& node) {
+    node.sessions().Begin(
+        key, absl::InfiniteDuration(),
+        [world, id](absl::StatusOr<session::BeginReply> begun) {
+          world->CallWorker(
+              id, [begun](SimWorker& worker) { worker.OnBegun(begun); });
+        });
+  });
 }
 
 void SimWorker::WriteInitialValues() {
@@ -196,6 +223,7 @@ void SimWorker::WriteInitialValues() {
 }
 
 void SimWorker::OnBegun(absl::StatusOr<session::BeginReply> reply) {
+  call_ = Call::kNone;
   if (is_done_) return;
   if (!reply.ok()) return End(reply.status());
   const Scenario& scenario = world_->scenario();
@@ -234,15 +262,32 @@ void SimWorker::OnBegun(absl::StatusOr<session::BeginReply> reply) {
 
 void SimWorker::Close() {
   is_done_ = true;
-  world_->CallNode(
-      node_, [world = world_, id = id_, key = key_](daemon::Node& node) {
+  CallClose();
+}
+
+void SimWorker::CallClose() {
+  const bool is_again = std::exchange(has_asked_to_close_, true);
+  Ask(Call::kClose,
+      [world = world_, id = id_, key = key_, is_again](daemon::Node& node) {
         const absl::Status closed = node.sessions().Close(key);
-        if (!closed.ok()) {
+        // Heard by one daemon, and the next one has died as well, with all that
+        // knew of the job.
+        const bool is_forgotten =
+            is_again && absl::StrContains(closed.message(), "no lease");
+        if (!closed.ok() && !is_forgotten) {
           world->OnViolation(absl::StrCat(
               "rank ", id.rank, " cannot close: ", closed.ToString()));
         }
-        node.sessions().OnDisconnected(key, absl::OkStatus());
+        world->CallWorker(id, [](SimWorker& worker) { worker.OnClosed(); });
       });
+}
+
+// The process ends.
+void SimWorker::OnClosed() {
+  call_ = Call::kNone;
+  world_->CallNode(node_, [key = key_](daemon::Node& node) {
+    node.sessions().OnDisconnected(key, absl::OkStatus());
+  });
 }
 
 void SimWorker::End(const absl::Status& outcome) {

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/worker/control_view.h"
@@ -61,11 +62,23 @@ class SimWorker {
   int64_t step() const { return step_; }
   int aborts() const { return aborts_; }
 
+  // A daemon took its call; the answer is not here yet.
+  bool is_answer_due() const { return call_ != Call::kNone && *is_call_taken_; }
+  // The daemon that took it has died, the next one goes on: what was not
+  // answered is asked again, as the client does.
+  void OnDaemonBack();
   // From its link.
   void OnWake() { Poll(); }
   void OnLinkClosed(const absl::Status& why);
 
  private:
+  enum class Call { kNone, kAttach, kBegin, kClose };
+
+  // `fn` runs on the daemon, whose answer is still to come.
+  void Ask(Call call, absl::AnyInvocable<void(daemon::Node&)> fn);
+  void CallBegin();
+  void CallClose();
+  void OnClosed();
   session::AttachRequest MakeRequest() const;
   void OnAttached(absl::StatusOr<session::AttachReply> reply,
                   std::shared_ptr<layout::Layout> layout,
@@ -112,6 +125,9 @@ class SimWorker {
   std::optional<SimGather> gather_;
   int64_t gathering_version_ = -1;  // of the forward pass
   std::vector<std::byte> seen_;     // the weights, as they were gathered
+  bool has_asked_to_close_ = false;
+  Call call_ = Call::kNone;              // not yet answered
+  std::shared_ptr<bool> is_call_taken_;  // by a daemon
   uint32_t failure_seen_ = 0;
   int64_t step_ = 0;
   uint64_t word_ = 0;  // of step_, in its generation

@@ -35,7 +35,7 @@ class SimWorld {
 
   // Runs on the control thread of the node's daemon; lost if it is dead.
   virtual void CallNode(int node,
-                        absl::AnyInvocable<void(daemon::Node&) &&> fn) = 0;
+                        absl::AnyInvocable<void(daemon::Node&)> fn) = 0;
   // Runs in that process; lost if it is dead.
   virtual void CallWorker(WorkerId id,
                           absl::AnyInvocable<void(SimWorker&) &&> fn) = 0;

@@ -1,0 +1,151 @@
+// A daemon that dies at each failpoint there is, at many of its passages, and
+// once more while the next one takes over: no bit changes, no step is lost or
+// doubled, nothing is left (I19, I20, I25, I28). What is broken on purpose is
+// negative_test's.
+#include "server/base/failpoint.h"
+
+#include <algorithm>
+#include <fstream>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/time.h"
+#include "gtest/gtest.h"
+#include "kernels/reference/reference.h"
+#include "server/base/status_matchers.h"
+#include "server/snapshot/files/catalog.h"
+#include "server/snapshot/files/memory_file_system.h"
+#include "tests/sim/cluster.h"
+#include "tests/sim/scenario.h"
+
+namespace ballast::sim {
+namespace {
+
+using base::IsOk;
+
+// Passages are many: some of the first, and ever fewer.
+constexpr int kHits[] = {1, 2, 3, 4, 5, 7, 9, 12, 16, 22, 30, 41, 56, 77, 105};
+
+// What a job of one node never comes to; tests/integration does, or two nodes.
+std::set<std::string> Elsewhere() {
+  return {"collective.delta_computed",  // encodes nothing
+          "collective.delta_written",
+          "ipc.keeper_tell",  // tests/integration/failpoint_test.py
+          "snapshot.old_moved"};
+}
+
+// What a daemon passes while it takes over.
+const std::set<std::string> kTakingOver = {"daemon.adopting", "daemon.restored",
+                                           "daemon.taken_over",
+                                           "optimizer.undo.restored"};
+
+// All failpoints, from the sources.
+std::set<std::string> Names() {
+  std::ifstream file("server/daemon/failpoint_names.txt");
+  std::set<std::string> names;
+  std::string macro;
+  std::string name;
+  while (file >> macro >> name) {
+    if (macro != "SABOTAGED") names.insert(name);
+  }
+  return names;
+}
+
+// A skipped, an aborted and a loading step, a worker that is replaced, and
+// snapshots all the time.
+Scenario Eventful(std::string_view exchange) {
+  auto parsed = ParseScenario(
+      "failpoints", absl::StrCat("exchange ", std::string(exchange), R"(
+nodes 1
+workers 2
+tensor wte float32 3x2049
+tensor head bfloat16 5001
+tensor ones float32 900
+optimizer adamw lr 0.01
+clip 1.0
+bucket_bytes 8192
+chunk_bytes 8192
+push_order random
+steps 8
+load 6
+hold 10m
+at step 3 nan rank 0
+at step 4 lr rank 1 0.5
+at step 5 crash rank 1 back 3ms
+)"));
+  EXPECT_TRUE(parsed.ok()) << parsed.status();
+  parsed->has_keepers = true;
+  parsed->snapshot_every = 2;
+  return *std::move(parsed);
+}
+
+// How often the daemon died.
+int CountDeaths(const std::string& failpoints, std::string_view exchange,
+                uint64_t seed) {
+  EXPECT_THAT(base::ConfigureFailpoints(failpoints, seed), IsOk());
+  snapshot::MemoryFileSystem files;
+  Cluster cluster(Eventful(exchange), seed, kernels::Reference(), nullptr,
+                  &files);
+  cluster.DieAtFailpoints(absl::Milliseconds(5));
+  const Result result = cluster.Run();
+  EXPECT_THAT(base::ConfigureFailpoints("", 0), IsOk());
+  EXPECT_EQ(absl::StrJoin(result.violations, "\n"), "")
+      << failpoints << " seed " << seed;
+  const auto snapshots = snapshot::ListSnapshots(files, kJobName);
+  EXPECT_TRUE(snapshots.ok()) << snapshots.status();
+  for (const snapshot::CatalogEntry& entry : *snapshots) {
+    EXPECT_THAT(entry.status, IsOk()) << failpoints << " " << entry.name;
+  }
+  return cluster.deaths();
+}
+
+TEST(FailpointTest, ThereAreMany) { EXPECT_GT(Names().size(), 30u); }
+
+TEST(FailpointTest, ADeathAtAnyOfThemChangesNoBit) {
+  const std::set<std::string> elsewhere = Elsewhere();
+  for (const std::string& name : Names()) {
+    if (kTakingOver.contains(name)) continue;
+    int deaths = 0;
+    for (const int hit : kHits) {
+      deaths += CountDeaths(absl::StrCat(name, "=kill@", hit), "exact", hit);
+    }
+    EXPECT_EQ(deaths > 0, !elsewhere.contains(name)) << name;
+  }
+}
+
+// The next daemon dies too, in the middle of it.
+TEST(FailpointTest, ADeathThatFollowsAnotherChangesNoBit) {
+  for (const std::string& second : kTakingOver) {
+    int most = 0;
+    for (const std::string& name : Names()) {
+      if (name == second) continue;
+      for (const int hit : {3, 9, 30}) {
+        most = std::max(most, CountDeaths(absl::StrCat(name, "=kill@", hit, ";",
+                                                       second, "=kill@1"),
+                                          "exact", hit));
+      }
+    }
+    EXPECT_EQ(most, 2) << second;
+  }
+}
+
+// Again and again, wherever the seed says.
+TEST(FailpointTest, ManyDeathsChangeNoBit) {
+  const std::set<std::string> names = Names();
+  int deaths = 0;
+  for (uint64_t seed = 1; seed <= 60; ++seed) {
+    std::vector<std::string> rules;
+    for (const std::string& name : names) {
+      rules.push_back(absl::StrCat(name, "=kill%1"));
+    }
+    deaths += CountDeaths(absl::StrJoin(rules, ";"),
+                          seed % 2 == 0 ? "zeropp" : "delta4", seed);
+  }
+  EXPECT_GT(deaths, 100);
+}
+
+}  // namespace
+}  // namespace ballast::sim

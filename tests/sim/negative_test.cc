@@ -1,0 +1,167 @@
+// The product broken on purpose, in each of the ways that would lose or double
+// something: what always looks on in these simulations must notice. Unbroken,
+// the same lives pass.
+#include <iostream>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/time.h"
+#include "gtest/gtest.h"
+#include "kernels/reference/reference.h"
+#include "server/base/failpoint.h"
+#include "server/base/status_matchers.h"
+#include "server/snapshot/files/catalog.h"
+#include "server/snapshot/files/memory_file_system.h"
+#include "tests/sim/cluster.h"
+#include "tests/sim/random_schedule.h"
+#include "tests/sim/runner.h"
+#include "tests/sim/scenario.h"
+
+namespace ballast::sim {
+namespace {
+
+using base::IsOk;
+
+struct Breakage {
+  const char* name;      // of BALLAST_SABOTAGED
+  const char* scenario;  // and what happens to the job besides
+  const char* death;     // a failpoint, if there must be one
+  const char* found;     // a part of what is said
+};
+
+constexpr char kOneNode[] = R"(
+nodes 1
+workers 2
+tensor wte float32 3x2049
+tensor head bfloat16 5001
+optimizer adamw lr 0.01
+bucket_bytes 8192
+steps 6
+hold 10m
+)";
+
+constexpr Breakage kBreakages[] = {
+    {"optimizer.no_undo", "", "optimizer.chunk.updated=kill@7",
+     "is not the reference model's"},
+    {"engine.update_before_commit", "at step 3 lr rank 1 0.5\n", "",
+     "is not the reference model's"},
+    {"engine.publish_before_complete", "", "", "and reads something else"},
+    {"daemon.outcome_not_recorded", "", "engine.recorded=kill@3",
+     "what was recorded of the job contradicts itself"},
+    {"daemon.cursor_not_restored",
+     "at step 4 slow rank 0 back 1s\nat step 4 crash rank 1 back 20ms\n",
+     "session.vacated=kill@1", "got cursor \"\""},
+    {"collective.delta_unverified",
+     "nodes 2\nexchange delta4 override:*=int4\nbucket_bytes 32768\n"
+     "at step 3 corrupt node 0 owner\n",
+     "", "is not the reference model's"},
+};
+
+std::string Violations(const Breakage& breakage, bool is_broken,
+                       uint64_t seed) {
+  auto scenario = ParseScenario(
+      breakage.name, absl::StrCat(kOneNode, std::string(breakage.scenario)));
+  EXPECT_TRUE(scenario.ok()) << scenario.status();
+  scenario->has_keepers = scenario->nodes == 1;
+  EXPECT_THAT(base::ConfigureFailpoints(
+                  absl::StrCat(breakage.death, ";",
+                               is_broken ? breakage.name : "nothing", "=break"),
+                  seed),
+              IsOk());
+  Cluster cluster(*scenario, seed, kernels::Reference());
+  cluster.DieAtFailpoints(absl::Milliseconds(5));
+  const Result result = cluster.Run();
+  EXPECT_THAT(base::ConfigureFailpoints("", 0), IsOk());
+  EXPECT_EQ(cluster.deaths(), breakage.death[0] == '\0' ? 0 : 1)
+      << breakage.name;
+  return absl::StrJoin(result.violations, "\n");
+}
+
+TEST(NegativeTest, EachBreakageIsFoundAndItsLifeUnbrokenPasses) {
+  for (const Breakage& breakage : kBreakages) {
+    int found = 0;
+    std::string said;
+    for (uint64_t seed = 1; seed <= 10; ++seed) {
+      EXPECT_EQ(Violations(breakage, /*is_broken=*/false, seed), "")
+          << breakage.name << " seed " << seed;
+      const std::string violations =
+          Violations(breakage, /*is_broken=*/true, seed);
+      found += absl::StrContains(violations, breakage.found);
+      if (said.empty()) said = violations.substr(0, violations.find('\n'));
+    }
+    std::cout << breakage.name << ": found in " << found
+              << " of 10 lives: " << said << "\n";
+    EXPECT_EQ(found, 10) << breakage.name << ": " << said;
+  }
+}
+
+// What a snapshot owes to the steps after it.
+std::string GoOnFromSnapshot(bool is_broken) {
+  auto scenario = ParseScenario("residuals", R"(
+nodes 2
+workers 2
+exchange zeropp override:*=int4 gradients.error_feedback=true
+tensor wte float32 3x5001
+tensor head bfloat16 9001
+optimizer adamw lr 0.01
+steps 4
+)");
+  EXPECT_TRUE(scenario.ok()) << scenario.status();
+  scenario->snapshot_every = 2;
+  snapshot::MemoryFileSystem files;
+  const auto run = [&](uint64_t seed) {
+    return absl::StrJoin(
+        Cluster(*scenario, seed, kernels::Reference(), nullptr, &files)
+            .Run()
+            .violations,
+        "\n");
+  };
+  EXPECT_EQ(run(1), "");
+  const auto newest = snapshot::FindNewest(files, kJobName);
+  EXPECT_TRUE(newest.ok() && newest->has_value()) << newest.status();
+  scenario->first_version = (*newest)->step;
+  scenario->steps = scenario->first_version + 3;
+  if (is_broken) {
+    EXPECT_THAT(
+        base::ConfigureFailpoints("snapshot.residuals_not_restored=break", 1),
+        IsOk());
+  }
+  const std::string violations = run(2);
+  EXPECT_THAT(base::ConfigureFailpoints("", 0), IsOk());
+  return violations;
+}
+
+TEST(NegativeTest, ResidualsThatAreNotRestoredAreFound) {
+  EXPECT_EQ(GoOnFromSnapshot(/*is_broken=*/false), "");
+  const std::string said = GoOnFromSnapshot(/*is_broken=*/true);
+  std::cout << "snapshot.residuals_not_restored: "
+            << said.substr(0, said.find('\n')) << "\n";
+  EXPECT_TRUE(absl::StrContains(said, "is not the reference model's"));
+}
+
+// Lives that were not made for it find it too.
+TEST(NegativeTest, DrawnLivesFindBreakages) {
+  constexpr uint64_t kMostSeeds = 60;
+  for (const char* name :
+       {"engine.update_before_commit", "engine.publish_before_complete",
+        "daemon.outcome_not_recorded", "collective.delta_unverified"}) {
+    uint64_t seed = 0;
+    for (bool is_found = false; !is_found && seed < kMostSeeds; ++seed) {
+      EXPECT_THAT(base::ConfigureFailpoints(absl::StrCat(name, "=break"), seed),
+                  IsOk());
+      is_found = !RunSchedule(DrawSchedule(Profile::kFast, seed), seed,
+                              kernels::Reference())
+                      .passed();
+    }
+    EXPECT_LT(seed, kMostSeeds) << name;
+    std::cout << name << ": found by drawn life " << seed << "\n";
+  }
+  EXPECT_THAT(base::ConfigureFailpoints("", 0), IsOk());
+}
+
+}  // namespace
+}  // namespace ballast::sim
