@@ -8,6 +8,7 @@ import threading
 import time
 import unittest
 
+import footprint
 import lab
 import namespaces
 
@@ -26,7 +27,7 @@ class CutLinkTest(lab.TestCase):
 
     def setUp(self):
         super().setUp()
-        self.shared = lab.shared_memory()
+        self.shared = footprint.shared_memory()
         # After all other cleanups.
         self.addCleanup(lambda: self.assertEqual(namespaces.left(), []))
         self.link = namespaces.Link()
@@ -94,7 +95,7 @@ class CutLinkTest(lab.TestCase):
                      "node %d has freed its memory" % node)
             lab.poll(lambda d=daemon, n=node: d.fds() <= self.fds[n],
                      "node %d has closed what it opened for the job" % node)
-        self.assertEqual(lab.shared_memory(), self.shared)
+        self.assertEqual(footprint.shared_memory(), self.shared)
 
     def test_a_cut_link(self):  # I23, I28
         for node in (0, 1):

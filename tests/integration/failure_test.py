@@ -11,6 +11,7 @@ import time
 import unittest
 import unittest.mock
 
+import footprint
 import lab
 
 if not lab.missing():
@@ -235,13 +236,13 @@ class WorkerDeathTest(lab.TestCase):
     def test_a_dead_workers_memory_goes_with_the_hold(self):  # I28
         daemon = self.start_daemon("jobs.hold=1s")
         before = daemon.memfds()
-        shared = lab.shared_memory()
+        shared = footprint.shared_memory()
         worker = self.start_worker(daemon, _WORKER, 5, 2, "before")
         worker.expect("stopped")
         self.assertGreater(daemon.memfds(), before)
         worker.kill()
         lab.poll(lambda: daemon.memfds() == before, "the job is freed")
-        self.assertEqual(lab.shared_memory(), shared)
+        self.assertEqual(footprint.shared_memory(), shared)
 
 
 class DaemonDeathTest(lab.TestCase):
@@ -278,7 +279,7 @@ class DaemonDeathTest(lab.TestCase):
         return errors
 
     def test_sigkill_is_an_error_not_a_hang(self):  # I23, I28
-        shared = lab.shared_memory()
+        shared = footprint.shared_memory()
         daemon = self.start_daemon()
         errors = self.during_steps(daemon, signal.SIGKILL)
         self.assertEqual(daemon.wait(), 128 + signal.SIGKILL)
@@ -286,7 +287,7 @@ class DaemonDeathTest(lab.TestCase):
         for error in errors:
             self.assertIsInstance(error, ballast.Unavailable)
             self.assertIn("went away", str(error))
-        self.assertEqual(lab.shared_memory(), shared)
+        self.assertEqual(footprint.shared_memory(), shared)
         # A restart in the same directory succeeds.
         daemon.start()
         with daemon.session(0, 1, self.TENSORS) as s:

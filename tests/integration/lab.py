@@ -30,6 +30,7 @@ except ImportError:
     np = None
 
 import ballast
+import footprint
 from ballast import launch
 
 # Long enough for a busy machine; a test that needs it has failed.
@@ -151,19 +152,16 @@ class Daemon:
     def stop(self):
         self.launcher.stop()
 
+    def footprint(self):
+        return footprint.of(self.pid)
+
     def fds(self):
         """How many descriptors the daemon holds."""
-        return len(os.listdir("/proc/%d/fd" % self.pid))
+        return self.footprint().fds
 
     def memfds(self):
         """How many memfds the daemon holds: segments of jobs."""
-        count = 0
-        folder = "/proc/%d/fd" % self.pid
-        for name in os.listdir(folder):
-            with contextlib.suppress(OSError):
-                count += os.readlink(os.path.join(folder, name)).startswith(
-                    "/memfd:")
-        return count
+        return self.footprint().memfds
 
     def control(self, *arguments):
         """What `ballastctl … --json` says of this daemon; None if it does not
@@ -234,11 +232,6 @@ class Worker:
         """(exit code, rest of the output)"""
         output, _ = self.process.communicate(timeout=PATIENCE)
         return self.process.returncode, output
-
-
-def shared_memory():
-    """What is left under /dev/shm, where nothing of ours ever is."""
-    return sorted(os.listdir("/dev/shm"))
 
 
 def missing():

@@ -1,7 +1,6 @@
 """Daemons that are killed, stopped and started again while a job runs: its
 workers only see a pause, and no bit changes (I20)."""
 
-import glob
 import os
 import random
 import re
@@ -11,8 +10,8 @@ import sys
 import threading
 import time
 import unittest
-import unittest.mock
 
+import kept
 import lab
 
 if not lab.missing():
@@ -22,7 +21,6 @@ if not lab.missing():
 
 _ADAMW = {"name": "adamw", "lr": 0.01, "betas": (0.9, 0.95), "eps": 1e-8,
           "weight_decay": 0.1}
-_KEEPER = os.environ.get("BALLAST_KEEPER", "")
 
 # One rank of the reference job; its last line is a digest of what it ends with.
 _WORKER = """
@@ -58,52 +56,7 @@ print("digest", digest.hexdigest(), flush=True)
 """
 
 
-class Keeper:
-    """A ballast-keeper in a daemon's directory."""
-
-    def __init__(self, directory):
-        self.socket = directory + "/keeper.sock"
-        self.process = subprocess.Popen([_KEEPER, "--socket", self.socket])
-        lab.poll(lambda: os.path.exists(self.socket), "the keeper listens")
-
-    def memfds(self):
-        return memfds_of(self.process.pid)
-
-    def end(self, number=signal.SIGKILL):
-        if self.process.poll() is None:
-            self.process.send_signal(number)
-        return self.process.wait(timeout=lab.PATIENCE)
-
-
-def memfds_of(pid):
-    count = 0
-    for path in glob.glob("/proc/%d/fd/*" % pid):
-        try:
-            count += os.readlink(path).startswith("/memfd:")
-        except OSError:
-            pass
-    return count
-
-
-@unittest.skipIf(not os.path.exists(_KEEPER), "BALLAST_KEEPER is not there")
-class RestartTest(lab.TestCase):
-
-    def setUp(self):
-        super().setUp()
-        path = os.pathsep.join(sys.path)
-        patch = unittest.mock.patch.dict(os.environ, PYTHONPATH=path)
-        patch.start()
-        self.addCleanup(patch.stop)
-
-    def start_kept(self, *overrides, **options):
-        """A daemon and its keeper."""
-        daemon = self.start_daemon(*overrides, **options)
-        keeper = Keeper(daemon.directory)
-        self.addCleanup(keeper.end)
-        daemon.signal(signal.SIGTERM)
-        daemon.wait()
-        daemon.command += ["--set", "keeper.socket=" + keeper.socket]
-        return daemon.start(), keeper
+class RestartTest(kept.KeptCase):
 
     def start_job(self, daemon, steps, pause=0.0, exchange="exact", world=2):
         return [self.start_worker(daemon, _WORKER, steps, pause, exchange,
@@ -162,39 +115,6 @@ class RestartTest(lab.TestCase):
 
     def test_stopped_by_sigterm(self):
         self.check_restarts(signal.SIGTERM, 6)
-
-    def test_killed_at_every_failpoint(self):
-        """Where a death between two events of the daemon never falls."""
-        if subprocess.run([os.environ["BALLASTD"], "--failpoints", "x=kill",
-                           "--print-config"], stdout=subprocess.DEVNULL,
-                          stderr=subprocess.DEVNULL).returncode != 0:
-            self.skipTest("ballastd was built without --define=failpoints=on")
-        steps = 8
-        expected = self.undisturbed(steps)
-        for point, hit in (("daemon.outcome", 3), ("engine.recorded", 3),
-                           ("engine.told", 3), ("engine.publish", 70),
-                           ("engine.publish", 53), ("optimizer.chunk.open", 5),
-                           ("optimizer.chunk.updated", 7),
-                           ("optimizer.chunk.open", 60)):
-            with self.subTest(point=point, hit=hit):
-                daemon, _ = self.start_kept()
-                daemon.signal(signal.SIGTERM)
-                daemon.wait()
-                usual = daemon.command
-                daemon.command = usual + [
-                    "--failpoints", "%s=kill@%d" % (point, hit)]
-                daemon.start()
-                workers = self.start_job(daemon, steps)
-                self.assertEqual(daemon.wait(), 137)
-                # It dies once more while it takes the job over.
-                hasty = usual + ["--failpoints", "daemon.taken_over=kill"]
-                done = subprocess.run(hasty, stdout=subprocess.DEVNULL,
-                                      stderr=subprocess.DEVNULL,
-                                      timeout=lab.PATIENCE)
-                self.assertEqual(done.returncode, -signal.SIGKILL)
-                daemon.command = usual
-                daemon.start()
-                self.assertEqual(self.digests(workers), expected, point)
 
     def test_a_worker_that_dies_meanwhile(self):
         expected = self.undisturbed(6)
@@ -270,7 +190,7 @@ class RestartTest(lab.TestCase):
         keeper.end()
         lab.poll(lambda: "ballast_keeper_connected 0" in daemon.metrics(),
                  "the daemon says so")
-        keeper = Keeper(daemon.directory)
+        keeper = kept.Keeper(daemon.directory)
         self.addCleanup(keeper.end)
         lab.poll(lambda: "ballast_keeper_connected 1" in daemon.metrics(),
                  "the daemon has found it")
@@ -315,7 +235,7 @@ class RestartTest(lab.TestCase):
         daemon.wait()
         socket = daemon.directory + "/own.sock"
         daemon.command += ["--set", "keeper.socket=" + socket,
-                           "--set", "keeper.program=" + _KEEPER]
+                           "--set", "keeper.program=" + kept.KEEPER]
         daemon.start()
         expected = self.undisturbed(20)
         workers = self.start_job(daemon, 20, 0.05)
