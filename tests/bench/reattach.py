@@ -33,7 +33,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(_HERE)),
 import ballast
 import gpt2
 import on_lab
-from ballast import launch
+from ballast import _library, launch
 from restart import torch_seconds
 
 _PATIENCE = 600.0
@@ -63,6 +63,9 @@ def life(model: str, elements: int, workers: int, address: str) -> None:
     long what took."""
     shapes = shapes_of(model, elements)
     first = next(iter(shapes))
+    # What a worker has done before it looks for the daemon.
+    _library.load()
+    assert ballast.Session
     print("ready", flush=True)
     sys.stdin.readline()
     start = time.monotonic()
