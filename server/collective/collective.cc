@@ -120,10 +120,7 @@ class HierarchicalCollective final : public Collective,
       gathered_before_ = context_.parts.gathered->wire();
       served_before_ = context_.parts.gathered->totals().payload_served;
     }
-    if (codes_weights()) {
-      coder_ = codes_deltas() ? MakeDeltaCoder(&context_)
-                              : MakeValueCoder(&context_);
-    }
+    MakeCodecsForWindows();
     if (codes_deltas() && context_.parts.pulls != nullptr) {
       keeper_.emplace(&context_, [this](const absl::Status& status) {
         OnAllCompared(status);
@@ -131,11 +128,6 @@ class HierarchicalCollective final : public Collective,
       context_.watch = &*keeper_;
       num_resynced_ = NumResynced();
     }
-    for (const layout::Bucket& bucket : context_.parts.layout->buckets()) {
-      halves_.push_back(Halves(bucket.id));
-    }
-    // Windows are for the widest codecs that may come.
-    MakeCodecs(/*is_widest=*/context_.may_change_codecs());
     if (has_peers()) RETURN_IF_ERROR(AllocateWindows());
     if (context_.may_change_codecs()) MakeCodecs(/*is_widest=*/false);
     for (const layout::Bucket& bucket : context_.parts.layout->buckets()) {
@@ -151,6 +143,20 @@ class HierarchicalCollective final : public Collective,
       resyncs_.push_back(std::move(resync));
     }
     return absl::OkStatus();
+  }
+
+  // What Prepare allocates; nothing else is called.
+  uint64_t WindowBytes() {
+    if (!has_peers()) return 0;
+    MakeCodecsForWindows();
+    const Sizes sizes = FindSizes();
+    const auto of = [](int num_windows, int64_t bytes) {
+      return num_windows * PadBytes(std::max<int64_t>(bytes, 1));
+    };
+    return of(num_windows_, sizes.reduce) +
+           (codes_weights() ? of(num_windows_, sizes.publish) : 0) +
+           (codes_deltas() ? of(num_resync_windows(), sizes.resync) : 0) +
+           (sizes.run + sizes.chunk) * context_.threads.size();
   }
 
   void StartReduce(BucketId bucket, Step step) override {
@@ -315,7 +321,8 @@ class HierarchicalCollective final : public Collective,
   }
   bool codes_weights() const {
     const layout::ExchangePlan* const plan = context_.parts.plan;
-    return plan != nullptr && plan->quantizes_weights() && !gathers();
+    return plan != nullptr && plan->quantizes_weights() && !gathers() &&
+           !plan->policy().gathers_weights;
   }
   bool gathers() const { return context_.parts.gathered != nullptr; }
   bool codes_deltas() const {
@@ -340,6 +347,18 @@ class HierarchicalCollective final : public Collective,
   }
   Operations& operations(layout::Path path) {
     return path == layout::Path::kGradients ? reducers_ : publishers_;
+  }
+
+  // Windows are for the widest codecs that may come.
+  void MakeCodecsForWindows() {
+    if (codes_weights()) {
+      coder_ = codes_deltas() ? MakeDeltaCoder(&context_)
+                              : MakeValueCoder(&context_);
+    }
+    for (const layout::Bucket& bucket : context_.parts.layout->buckets()) {
+      halves_.push_back(Halves(bucket.id));
+    }
+    MakeCodecs(/*is_widest=*/context_.may_change_codecs());
   }
 
   void MakeCodecs(bool is_widest) {
@@ -385,38 +404,55 @@ class HierarchicalCollective final : public Collective,
     counts->payload_sent += operation->pipeline()->payload_sent();
   }
 
-  absl::Status AllocateWindows() {
+  // Bytes of one window of each kind, and of what each thread has beside them.
+  struct Sizes {
+    int64_t reduce = 0;
+    int64_t publish = 0;
+    int64_t resync = 0;
+    int64_t run = 0;
+    int64_t chunk = 0;
+  };
+  Sizes FindSizes() const {
     const Parts& parts = context_.parts;
-    int64_t reduce_bytes = 0;
-    int64_t publish_bytes = 0;
-    int64_t resync_bytes = 0;
+    Sizes sizes;
     for (const layout::Bucket& bucket : parts.layout->buckets()) {
-      reduce_bytes = std::max<int64_t>(
-          reduce_bytes, codes_gradients()
+      sizes.reduce = std::max<int64_t>(
+          sizes.reduce, codes_gradients()
                             ? CodedReducer::WindowBytes(context_, bucket.id)
                             : SumWindowElements(bucket.id) * sizeof(float));
       if (!codes_weights()) continue;
-      publish_bytes =
-          std::max(publish_bytes,
+      sizes.publish =
+          std::max(sizes.publish,
                    CodedPublisher::WindowBytes(context_, *coder_, bucket.id));
-      resync_bytes =
-          std::max(resync_bytes, Resync::WindowBytes(context_, bucket.id));
+      if (!codes_deltas()) continue;
+      sizes.resync =
+          std::max(sizes.resync, Resync::WindowBytes(context_, bucket.id));
     }
+    if (codes_gradients() || codes_weights()) {
+      const LongestChunk longest = FindLongestChunk(*parts.layout);
+      sizes.run = PadBytes(longest.run * sizeof(float));
+      sizes.chunk = codes_deltas() ? longest.chunk_bytes : 0;
+    }
+    return sizes;
+  }
+
+  absl::Status AllocateWindows() {
+    const Parts& parts = context_.parts;
+    const Sizes sizes = FindSizes();
     RETURN_IF_ERROR(
-        reduce_windows_.Allocate(parts.device, num_windows_, reduce_bytes,
+        reduce_windows_.Allocate(parts.device, num_windows_, sizes.reduce,
                                  "windows of buckets between nodes"));
     if (codes_weights()) {
       RETURN_IF_ERROR(publish_windows_.Allocate(parts.device, num_windows_,
-                                                publish_bytes,
+                                                sizes.publish,
                                                 "windows of encoded weights"));
     }
     if (codes_deltas()) {
       RETURN_IF_ERROR(resync_windows_.Allocate(
-          parts.device, num_resync_windows(), resync_bytes,
+          parts.device, num_resync_windows(), sizes.resync,
           "windows of published weights to compare"));
     }
-    if (!codes_gradients() && !codes_weights()) return absl::OkStatus();
-    return AllocateScratch();
+    return AllocateScratch(sizes);
   }
 
   int64_t SumWindowElements(BucketId bucket) const {
@@ -425,20 +461,17 @@ class HierarchicalCollective final : public Collective,
                : BucketReducer::WindowElements(context_, bucket);
   }
 
-  absl::Status AllocateScratch() {
-    const Parts& parts = context_.parts;
-    const LongestChunk longest = FindLongestChunk(*parts.layout);
-    const int64_t run = PadBytes(longest.run * sizeof(float));
-    const int64_t chunk = codes_deltas() ? longest.chunk_bytes : 0;
-    ASSIGN_OR_RETURN(scratch_, parts.device->AllocatePrivate(
-                                   std::max<int64_t>(1, run + chunk) *
-                                       context_.threads.size(),
-                                   "runs before they are encoded"));
+  absl::Status AllocateScratch(const Sizes& sizes) {
+    if (sizes.run + sizes.chunk == 0) return absl::OkStatus();
+    ASSIGN_OR_RETURN(scratch_,
+                     context_.parts.device->AllocatePrivate(
+                         (sizes.run + sizes.chunk) * context_.threads.size(),
+                         "runs before they are encoded"));
     std::span<std::byte> rest = scratch_->bytes();
     for (ThreadPointers& thread : context_.threads) {
-      thread.scratch = AsFloats(rest.first(run));
-      thread.chunk = rest.subspan(run, chunk);
-      rest = rest.subspan(run + chunk);
+      thread.scratch = AsFloats(rest.first(sizes.run));
+      thread.chunk = rest.subspan(sizes.run, sizes.chunk);
+      rest = rest.subspan(sizes.run + sizes.chunk);
     }
     return absl::OkStatus();
   }
@@ -581,6 +614,10 @@ class HierarchicalCollective final : public Collective,
 };
 
 }  // namespace
+
+uint64_t Collective::WindowBytes(const Parts& parts) {
+  return HierarchicalCollective(parts, Generation()).WindowBytes();
+}
 
 absl::StatusOr<std::unique_ptr<Collective>> Collective::Create(
     const Parts& parts, Generation generation) {

@@ -71,6 +71,10 @@ class Collective {
       const Parts& parts, Generation generation);
   virtual ~Collective() = default;
 
+  // What Create allocates between nodes. Of the parts, layout, node, plan, pool
+  // and the bounds are enough; without `halves` it is the most that may come.
+  static uint64_t WindowBytes(const Parts& parts);
+
   virtual void StartReduce(BucketId bucket, Step step) = 0;
   virtual void StartPublish(BucketId bucket, Step step) = 0;
 

@@ -9,6 +9,8 @@
 #include "server/base/failpoint.h"
 #include "server/base/names.h"
 #include "server/base/status_macros.h"
+#include "server/collective/collective.h"
+#include "server/layout/exchange_plan.h"
 #include "server/layout/policy.h"
 #include "server/service/convert.h"
 #include "server/snapshot/loader.h"
@@ -408,6 +410,22 @@ void Node::EndJob(session::LocalJob* job, const absl::Status& why,
 
 void Node::FailJob(session::LocalJob* job, const absl::Status& why) {
   sessions_->FailJob(job, why);
+}
+
+uint64_t Node::WindowBytes(const session::JobSpec& job,
+                           const layout::Layout& layout, NodeRank node) const {
+  const auto policy = layout::ParsePolicy(job.exchange);
+  if (!policy.ok()) return 0;  // the attach is refused for it
+  layout::ExchangePlan plan(*policy, layout);
+  collective::Parts parts;
+  parts.layout = &layout;
+  parts.node = node;
+  parts.kernels = leaves_.kernels;
+  parts.pool = leaves_.pool;
+  parts.plan = &plan;
+  parts.buckets_in_flight = options_.buckets_in_flight;
+  parts.batch_bytes = options_.batch_bytes;
+  return collective::Collective::WindowBytes(parts);
 }
 
 const JobRuntime* Node::Find(const std::string& name) const {

@@ -35,6 +35,7 @@
 #include "server/daemon/job_runtime.h"
 #include "server/daemon/peer_plane.h"
 #include "server/device/device.h"
+#include "server/layout/layout.h"
 #include "server/metrics/metrics.h"
 #include "server/session/sessions.h"
 #include "server/snapshot/files/file_system.h"
@@ -117,6 +118,9 @@ class Node final : public session::JobHost, public JobRuntimeHost {
               absl::AnyInvocable<void() &&> done) override;
   void FindStored(const session::AttachRequest& request, uint32_t uid,
                   session::StoredDone done) override;
+  uint64_t WindowBytes(const session::JobSpec& job,
+                       const layout::Layout& layout,
+                       NodeRank node) const override;
   // JobRuntimeHost
   void FailJob(session::LocalJob* job, const absl::Status& why) override;
 

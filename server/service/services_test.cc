@@ -78,6 +78,10 @@ class FakeHost final : public session::JobHost, public session::JobObserver {
                   session::StoredDone done) override {
     std::move(done)(std::nullopt);
   }
+  uint64_t WindowBytes(const session::JobSpec&, const layout::Layout&,
+                       NodeRank) const override {
+    return 0;
+  }
   void OnAllReady() override {}
   void OnPushed(LocalRank, BucketId) override {}
   void OnStepInput(LocalRank, std::span<const proto::GroupValues>,

@@ -48,9 +48,10 @@ struct MemoryNeed {
   uint64_t undo = 0;       // one chunk of state per thread
   uint64_t residuals = 0;  // two of every gradient's elements
   uint64_t snapshot = 0;   // a copy of the state, where snapshots are on
+  uint64_t windows = 0;    // between nodes (JobHost::WindowBytes)
   uint64_t total() const {
     return gradients + weights + owned + initial + control_blocks + state +
-           undo + residuals + snapshot;
+           undo + residuals + snapshot + windows;
   }
 };
 MemoryNeed EstimateMemory(const JobSpec& spec, const layout::Layout& layout,

@@ -181,6 +181,12 @@ class FakeHost final : public JobHost {
     std::move(done)(stored);
   }
 
+  uint64_t WindowBytes(const JobSpec&, const layout::Layout&,
+                       NodeRank) const override {
+    return windows;
+  }
+
+  uint64_t windows = 0;
   JobMemory memory;
   std::vector<std::string> released;
   absl::Status refusal = absl::OkStatus();

@@ -266,6 +266,8 @@ absl::StatusOr<Sessions::Job*> Sessions::CreateJob(const AttachRequest& request,
   job->need =
       EstimateMemory(request.job, layout, request.placement.node_rank,
                      options_.compute_threads, options_.keeps_snapshots);
+  job->need.windows =
+      host_->WindowBytes(request.job, layout, request.placement.node_rank);
   RETURN_IF_ERROR(CheckRoom(limits, bytes(), job->need.total(), name));
   RETURN_IF_ERROR(StartJob(request, std::move(layout), job.get()));
   Job* const result = job.get();

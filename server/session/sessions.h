@@ -68,6 +68,9 @@ class JobHost {
   // is called on the control thread, perhaps at once.
   virtual void FindStored(const AttachRequest& request, uint32_t uid,
                           StoredDone done) = 0;
+  // What a job has on its way between nodes, at most, on this node.
+  virtual uint64_t WindowBytes(const JobSpec& job, const layout::Layout& layout,
+                               NodeRank node) const = 0;
 };
 
 struct Options {

@@ -489,6 +489,22 @@ TEST_F(BoundedSessionsTest, RefusesBeforeItAllocates) {  // I26
   EXPECT_EQ(device_.shared_bytes_in_use(), 0);
 }
 
+TEST_F(BoundedSessionsTest, CountsWhatIsOnItsWayBetweenNodes) {
+  Connect("a");
+  host_.windows = uint64_t{1} << 40;
+  EXPECT_THAT(Attach("a", SmallRequest("a", 0, 1)),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       "limits.max_job_bytes"));
+  host_.windows = 1000;
+  const uint64_t before = sessions_.bytes();
+  ASSERT_THAT(Attach("a", SmallRequest("a", 0, 1)), IsOk());
+  const uint64_t with = sessions_.bytes() - before;
+  host_.windows = 0;
+  Connect("b");
+  ASSERT_THAT(Attach("b", SmallRequest("b", 0, 1)), IsOk());
+  EXPECT_EQ(sessions_.bytes() - before, 2 * with - 1000);
+}
+
 TEST_F(BoundedSessionsTest, CountsJobs) {
   Run("a", 1);
   Run("b", 1);

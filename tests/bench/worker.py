@@ -9,20 +9,23 @@ the order of the arguments and on the same links:
     exchange/PRESET       steps: gradients pushed, reduced, weights published
     barrier               Gloo's
     latency/PRESET        steps of a model of one tensor
+    memory/PRESET         what the daemon's memory grows by
 
 What is measured lies between two barriers; seconds are the slowest rank's
 mean. Rank 0 writes the rows.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import re
 import socket
+import subprocess
 import sys
 import threading
 import time
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Sequence
 
 import numpy as np
 import torch
@@ -55,13 +58,42 @@ def processor_seconds() -> float:
     return reduced(mine, distributed.ReduceOp.SUM)
 
 
-def _daemon_seconds(node: int) -> float:
+def _of_daemon(node: int, name: str) -> str:
+    """A file of its /proc."""
     path = os.path.join(os.environ["BALLAST_LAB_DIR"], "daemon-%d.pid" % node)
     with open(path, encoding="utf-8") as stream:
         pid = int(stream.read())
-    with open("/proc/%d/stat" % pid, encoding="utf-8") as stream:
-        fields = stream.read().rpartition(")")[2].split()
+    with open("/proc/%d/%s" % (pid, name), encoding="utf-8") as stream:
+        return stream.read()
+
+
+def _daemon_seconds(node: int) -> float:
+    fields = _of_daemon(node, "stat").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _CLOCK_TICKS
+
+
+def _daemon_bytes(node: int) -> int:
+    """Resident, what it shares with its workers too."""
+    match = re.search(r"^Rss:\s+(\d+) kB", _of_daemon(node, "smaps_rollup"),
+                      re.MULTILINE)
+    return 1024 * int(match.group(1)) if match else 0
+
+
+def _ask_daemon(node: int, *words: str) -> Any:
+    admin = os.path.join(os.environ["BALLAST_LAB_DIR"],
+                         "admin-%d.sock" % node)
+    return json.loads(subprocess.run(
+        [os.environ["BALLASTCTL"], "--address", "unix://" + admin, "--json",
+         *words], check=True, capture_output=True, text=True).stdout)
+
+
+def _idle_bytes(node: int) -> int:
+    """_daemon_bytes() once the last row's job is gone."""
+    for _ in range(100):
+        if not _ask_daemon(node, "jobs").get("jobs"):
+            break
+        time.sleep(0.1)
+    return _daemon_bytes(node)
 
 
 def nodes() -> int:
@@ -230,20 +262,50 @@ def latency(name: str, options: argparse.Namespace) -> Dict[str, Any]:
     return row
 
 
-def exchange(name: str, options: argparse.Namespace) -> Dict[str, Any]:
-    """Whole steps: gradients pushed, reduced, AdamW, weights published."""
+@contextlib.contextmanager
+def training(name: str, options: argparse.Namespace) -> Iterator[Any]:
+    """A session with AdamW whose gradients are there; closed together."""
     random = np.random.default_rng(distributed.get_rank())
     first = distributed.get_rank() == 0
     tensors = {tensor: np.zeros(shape, np.float32) if not first else
                random.normal(0, 0.02, shape).astype(np.float32)
                for tensor, shape in options.shapes.items()}
-    with ballast.Session(job=re.sub(r"[^\w.-]", "-", name)[:63],
-                         tensors=tensors,
+    with ballast.Session(job=job_of(name), tensors=tensors,
                          optimizer={"name": "adamw", "lr": 1e-4},
                          exchange=name.partition("/")[2]) as session:
         del tensors
         for gradient in session.grads.values():
             gradient[...] = random.normal(0, 1e-3, gradient.shape)
+        yield session
+        distributed.barrier()
+
+
+def job_of(name: str) -> str:
+    return re.sub(r"[^\w.-]", "-", name)[:63]
+
+
+def memory(name: str, options: argparse.Namespace) -> Dict[str, Any]:
+    """Of the node whose daemon has grown the most, in bytes."""
+    leads = distributed.get_rank() == 0
+    before = [_idle_bytes(node) for node in range(nodes() if leads else 0)]
+    row: Dict[str, Any] = {"name": name}
+    with training(name, options) as session:
+        for _ in range(options.steps):
+            session.step()
+        distributed.barrier()
+        if leads:
+            grown = [_daemon_bytes(node) - before[node]
+                     for node in range(nodes())]
+            most = grown.index(max(grown))
+            row["bytes"] = grown[most]
+            row["admitted_bytes"] = int(_ask_daemon(
+                most, "job", job_of(name))["summary"]["bytes"])
+    return row
+
+
+def exchange(name: str, options: argparse.Namespace) -> Dict[str, Any]:
+    """Whole steps: gradients pushed, reduced, AdamW, weights published."""
+    with training(name, options) as session:
         results = []
         row = measure(name, lambda: results.append(session.step()),
                       options.steps)
@@ -253,7 +315,6 @@ def exchange(name: str, options: argparse.Namespace) -> Dict[str, Any]:
                 getattr(last, count), distributed.ReduceOp.MAX))
         row["stage_seconds"] = last.stage_seconds
         row["relative_error"] = last.relative_error
-        distributed.barrier()
     return row
 
 
@@ -261,8 +322,9 @@ def row_of(name: str, options: argparse.Namespace) -> Dict[str, Any]:
     kind = name.partition("/")[0]
     if kind in ("gloo_fp32", "gloo_fp16"):
         return gloo(name, options)
-    if kind in ("exchange", "latency"):
-        return {"exchange": exchange, "latency": latency}[kind](name, options)
+    if kind in ("exchange", "latency", "memory"):
+        return {"exchange": exchange, "latency": latency,
+                "memory": memory}[kind](name, options)
     if kind == "barrier":
         return durations(name, distributed.barrier, options.repeats)
     if kind in ("tcp", "tcp_all"):

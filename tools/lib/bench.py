@@ -15,8 +15,8 @@ _TARGETS = {
 }
 # Programs that run the built daemons on a lab.
 _SCRIPTS = {name: "tests/bench/%s.py" % name
-            for name in ("exchange", "latency", "local", "loss", "scaling",
-                         "reattach", "restart", "snapshot", "step",
+            for name in ("exchange", "latency", "local", "loss", "memory",
+                         "reattach", "restart", "scaling", "snapshot", "step",
                          "training")}
 
 
