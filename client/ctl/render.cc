@@ -185,7 +185,9 @@ std::string Render(const v1::GetJobReply& job) {
            absl::StrCat(job.num_tensors(), " tensors, ", job.num_elements(),
                         " elements, ", job.num_buckets(), " buckets")) +
       Line("layout", job.layout_digest()) +
-      Line("memory", FormatBytes(summary.bytes())) +
+      Line("memory", absl::StrCat(FormatBytes(summary.bytes()), ", ",
+                                  FormatBytes(summary.admitted_bytes()),
+                                  " counted by limits")) +
       Line("generation", absl::StrCat(summary.generation())) +
       Line("open step", absl::StrCat(summary.open_step())) +
       Line("weight version", absl::StrCat(summary.weight_version())) +

@@ -458,6 +458,7 @@ v1::JobSummary Node::Summarize(const session::LocalJob& job) const {
     summary.set_waiting_for(runtime->WaitingFor());
   }
   summary.set_bytes(bytes);
+  summary.set_admitted_bytes(sessions_->BytesOf(job.spec().name));
   return summary;
 }
 

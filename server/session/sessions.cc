@@ -593,8 +593,15 @@ LocalJob* Sessions::Find(std::string_view name) const {
 
 uint64_t Sessions::bytes() const {
   uint64_t total = 0;
-  for (const auto& [name, job] : jobs_) total += job->need.total();
+  for (const auto& [name, job] : jobs_) total += BytesOf(name);
   return total;
+}
+
+uint64_t Sessions::BytesOf(std::string_view job) const {
+  const auto it = jobs_.find(std::string(job));
+  if (it == jobs_.end()) return 0;
+  const MemoryNeed& need = it->second->need;
+  return need.total() - (it->second->local->has_begun() ? need.initial : 0);
 }
 
 }  // namespace ballast::session

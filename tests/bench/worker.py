@@ -299,7 +299,7 @@ def memory(name: str, options: argparse.Namespace) -> Dict[str, Any]:
             most = grown.index(max(grown))
             row["bytes"] = grown[most]
             row["admitted_bytes"] = int(_ask_daemon(
-                most, "job", job_of(name))["summary"]["bytes"])
+                most, "job", job_of(name))["summary"]["admitted_bytes"])
     return row
 
 
