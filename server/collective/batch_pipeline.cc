@@ -97,8 +97,8 @@ class BatchPipeline::Lane final : private transport::ExchangeObserver {
       if (watch != nullptr) watch->OnSound(*task->chunk);
       return OnTaskEnded();
     }
-    if (watch == nullptr || !absl::IsDataLoss(status) ||
-        ++task->num_heals > kMaxHeals) {
+    const bool may_heal = absl::IsDataLoss(status) || absl::IsNotFound(status);
+    if (watch == nullptr || !may_heal || ++task->num_heals > kMaxHeals) {
       return Fail(status);
     }
     watch->OnDamaged(*task->chunk, pipeline_->step_, status,

@@ -39,7 +39,8 @@ class BatchPipeline {
   struct Work {
     Run run;
     // Whose published bits it reads or writes: if it finds them damaged
-    // (DataLoss), the context's watch may put that right first.
+    // (DataLoss) or cannot make them (NotFound), the context's watch may put
+    // that right first.
     std::optional<ChunkId> chunk = {};
   };
   // How often that may happen to one of them in a step.

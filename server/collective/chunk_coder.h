@@ -29,12 +29,14 @@ class ChunkCoder {
 
   // The owner's part: `chunk` into the slice and into its own weights; the
   // errors of each run. DataLoss if its copy is not what it wrote: nothing is
-  // sent or written.
+  // sent or written. A difference that is in its weights already (the links
+  // were lost meanwhile) is gone: the others are told, and `errors` stay.
   virtual absl::Status Encode(int thread, Step step, const ChunkId& id,
                               const CodedChunk& chunk, std::byte* slice,
                               std::span<ErrorSums> errors) const = 0;
   // Everyone else's: from the slice into the weights. DataLoss if the chunk
-  // would not become what its owner has: nothing is written.
+  // would not become what its owner has, NotFound if the difference is gone:
+  // nothing is written.
   virtual absl::Status Decode(int thread, Step step, const ChunkId& id,
                               const CodedChunk& chunk,
                               const std::byte* slice) const = 0;

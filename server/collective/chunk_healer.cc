@@ -157,9 +157,9 @@ void ChunkHealer::Write(Cases::iterator one) {
   const Parts& parts = context_->parts;
   const ChunkId& id = one->wanted.id;
   parts.published->CopyIn(id, BitsOf(one->copy), parts.weights);
-  parts.published->entry(id) = EntryOf(one->copy);
+  parts.published->Set(id, EntryOf(one->copy));
   parts.published->Count(one->wanted.kind);
-  if (parts.log) {
+  if (parts.log && one->wanted.kind != HealKind::kRelink) {
     parts.log(absl::StrCat(one->why.message(),
                            "; healed with the bits of node ",
                            one->nodes[one->next].value()));

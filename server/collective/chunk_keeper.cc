@@ -16,7 +16,10 @@ void ChunkKeeper::OnDamaged(
     absl::AnyInvocable<void(absl::StatusOr<AfterHealing>) &&> then) {
   stages_.Set(id, ChunkStage::kDamaged);
   source_.OnStages();
-  ChunkHealer::Wanted wanted{.id = id, .version = WeightVersion(step.value())};
+  ChunkHealer::Wanted wanted{
+      .id = id,
+      .version = WeightVersion(step.value()),
+      .kind = absl::IsNotFound(why) ? HealKind::kRelink : HealKind::kMember};
   const bool is_own = id.owner.value() == context_->self();
   if (is_own) {
     const PublishedChunks::Entry& entry = context_->parts.published->entry(id);

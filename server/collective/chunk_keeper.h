@@ -7,6 +7,8 @@
 //   its copy changed, another's    the step's        the step goes on: the
 //   another reference              version, of its   owner's bits are the
 //   or result                      owner first       task's result
+//   nothing, but the  another's    the same          the same
+//   difference is gone
 //
 // Only this chunk's batch waits meanwhile; everything else goes on.
 //

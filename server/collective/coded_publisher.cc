@@ -44,8 +44,14 @@ CodedPublisher::CodedPublisher(Context* context, const ChunkCoder* coder,
     bytes_.push_back(window.data());
     window = window.subspan(slices_.back().bytes);
   }
-  for (const CodedChunk& chunk : slices_[context->self()].chunks) {
-    errors_.emplace_back(chunk.runs.size());
+  const std::vector<CodedChunk>& own = slices_[context->self()].chunks;
+  for (size_t i = 0; i < own.size(); ++i) {
+    const ChunkId id{bucket, NodeRank(context->self()), i};
+    const size_t num_runs = own[i].runs.size();
+    errors_.push_back(
+        context->parts.published != nullptr
+            ? context->parts.published->ErrorsOf(id, num_runs)
+            : std::span<ErrorSums>(own_errors_.emplace_back(num_runs)));
   }
 }
 

@@ -61,9 +61,11 @@ class CodedPublisher final : public BucketOperation {
   const ChunkCoder* const coder_;
   const layout::Bucket& bucket_;
   const BatchCut cut_;
-  std::vector<CodedSlice> slices_;              // by owner
-  std::vector<std::byte*> bytes_;               // encoded, by owner
-  std::vector<std::vector<ErrorSums>> errors_;  // by own chunk, by run
+  std::vector<CodedSlice> slices_;  // by owner
+  std::vector<std::byte*> bytes_;   // encoded, by owner
+  // By own chunk, by run: of the published chunks, or in value mode its own.
+  std::vector<std::span<ErrorSums>> errors_;
+  std::vector<std::vector<ErrorSums>> own_errors_;
   BatchPipeline pipeline_;
 };
 

@@ -19,6 +19,9 @@ struct Header {  // on the wire, little-endian
   uint64_t after = 0;
 };
 static_assert(sizeof(Header) == 16);
+// In place of `before`. One of 2^64 checksums is this too: its chunk goes the
+// long way, with the same bits.
+constexpr uint64_t kGone = 0;
 
 class DeltaCoder final : public ChunkCoder {
  public:
@@ -31,6 +34,12 @@ class DeltaCoder final : public ChunkCoder {
                       const CodedChunk& chunk, std::byte* slice,
                       std::span<ErrorSums> errors) const override {
     Header header;
+    const PublishedChunks::Entry& entry = published_->entry(id);
+    if (entry.version == WeightVersion(step.value())) {
+      header = {kGone, entry.checksum};
+      std::memcpy(slice + chunk.offset, &header, sizeof(header));
+      return absl::OkStatus();
+    }
     absl::Status status = CheckCopy(id, &header.before);
     if (!status.ok()) return status;
     for (size_t i = 0; i < chunk.runs.size(); ++i) {
@@ -47,6 +56,20 @@ class DeltaCoder final : public ChunkCoder {
                       const std::byte* slice) const override {
     Header header;
     std::memcpy(&header, slice + chunk.offset, sizeof(header));
+    const PublishedChunks::Entry& entry = published_->entry(id);
+    if (entry.version == WeightVersion(step.value())) {
+      if (entry.checksum == header.after) return absl::OkStatus();
+      return Bad(
+          ChunkFault::kResult, id, entry.checksum, header.after,
+          absl::StrCat("version ", step.value(), " here is not that of node ",
+                       context_->NodeOf(id.owner).value(), ", its owner"));
+    }
+    if (header.before == kGone) {
+      return absl::NotFoundError(
+          absl::StrCat(published_->Describe(id), ": node ",
+                       context_->NodeOf(id.owner).value(), " has version ",
+                       step.value(), " and its difference no more"));
+    }
     uint64_t before = 0;
     absl::Status status = CheckCopy(id, &before);
     if (!status.ok()) return status;
@@ -160,7 +183,7 @@ class DeltaCoder final : public ChunkCoder {
       from += PadBytes(size);
     }
     BALLAST_FAILPOINT("collective.delta_written");
-    published_->entry(id) = {checksum, WeightVersion(step.value())};
+    published_->Set(id, {checksum, WeightVersion(step.value())});
   }
 
   Context* const context_;

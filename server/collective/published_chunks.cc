@@ -1,7 +1,10 @@
 #include "server/collective/published_chunks.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <type_traits>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/dtype.h"
@@ -27,8 +30,17 @@ uint64_t ExtendChecksum(uint64_t checksum, std::span<const std::byte> bytes) {
   return XXH3_64bits_withSeed(bytes.data(), bytes.size(), checksum);
 }
 
-PublishedChunks::PublishedChunks(const layout::Layout* layout)
-    : layout_(layout), sealed_(layout->buckets().size()) {
+// Pool threads and, after this process, another one.
+struct PublishedChunks::Slot {
+  std::atomic<uint64_t> checksum;
+  std::atomic<int64_t> version;
+};
+
+PublishedChunks::PublishedChunks(const layout::Layout* layout, NodeRank node,
+                                 std::unique_ptr<device::SharedBuffer> memory)
+    : layout_(layout),
+      memory_(std::move(memory)),
+      sealed_(layout->buckets().size()) {
   size_t next = 0;
   for (const layout::Bucket& bucket : layout->buckets()) {
     for (const layout::Shard& shard : bucket.shards) {
@@ -37,6 +49,64 @@ PublishedChunks::PublishedChunks(const layout::Layout* layout)
     }
   }
   entries_.resize(next);
+  errors_.resize(next);
+  own_errors_.resize(next);
+  if (memory_ != nullptr) Adopt(node);
+}
+
+uint64_t PublishedChunks::SizeBytes(const layout::Layout& layout,
+                                    NodeRank node) {
+  uint64_t bytes = 0;
+  for (const layout::Bucket& bucket : layout.buckets()) {
+    for (const layout::Shard& shard : bucket.shards) {
+      bytes += shard.chunks.size() * 2 * sizeof(Slot);
+    }
+    for (const layout::Chunk& chunk : layout.shard(bucket.id, node).chunks) {
+      bytes += chunk.pieces.size() * sizeof(ErrorSums);
+    }
+  }
+  return std::max<uint64_t>(bytes, 1);
+}
+
+PublishedChunks::Slot* PublishedChunks::SlotOf(size_t index,
+                                               int64_t version) const {
+  static_assert(sizeof(Slot) == 16);
+  return reinterpret_cast<Slot*>(memory_->bytes().data()) + 2 * index +
+         (version & 1);
+}
+
+void PublishedChunks::Adopt(NodeRank node) {
+  static_assert(std::is_trivially_copyable_v<ErrorSums>);
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    const auto read = [this, i](int64_t version) {
+      const Slot& slot = *SlotOf(i, version);
+      return Entry{slot.checksum.load(std::memory_order_relaxed),
+                   WeightVersion(slot.version.load(std::memory_order_acquire))};
+    };
+    const Entry even = read(0);
+    const Entry odd = read(1);
+    entries_[i] = even.version < odd.version ? odd : even;
+  }
+  auto* errors = reinterpret_cast<ErrorSums*>(SlotOf(entries_.size(), 0));
+  for (const layout::Bucket& bucket : layout_->buckets()) {
+    const layout::Shard& shard = layout_->shard(bucket.id, node);
+    for (size_t i = 0; i < shard.chunks.size(); ++i) {
+      const size_t count = shard.chunks[i].pieces.size();
+      errors_[IndexOf({bucket.id, shard.owner, i})] = {errors, count};
+      errors += count;
+    }
+  }
+  SealAll();
+}
+
+void PublishedChunks::Set(const ChunkId& id, const Entry& entry) {
+  const size_t index = IndexOf(id);
+  entries_[index] = entry;
+  if (memory_ == nullptr) return;
+  const int64_t version = entry.version.value();
+  Slot* const slot = SlotOf(index, version);
+  slot->checksum.store(entry.checksum, std::memory_order_release);
+  slot->version.store(version, std::memory_order_release);
 }
 
 void PublishedChunks::Initialize(std::span<const std::byte> weights,
@@ -45,7 +115,7 @@ void PublishedChunks::Initialize(std::span<const std::byte> weights,
     for (const layout::Shard& shard : bucket.shards) {
       for (size_t i = 0; i < shard.chunks.size(); ++i) {
         const ChunkId id{bucket.id, shard.owner, i};
-        entry(id) = {Checksum(id, weights), version};
+        Set(id, {Checksum(id, weights), version});
       }
     }
     Seal(bucket.id);
@@ -114,6 +184,14 @@ void PublishedChunks::CopyIn(const ChunkId& id, std::span<const std::byte> copy,
     std::memcpy(weights.data() + offset, copy.data(), size);
     copy = copy.subspan(size);
   }
+}
+
+std::span<ErrorSums> PublishedChunks::ErrorsOf(const ChunkId& id,
+                                               size_t num_runs) {
+  const size_t index = IndexOf(id);
+  if (errors_[index].size() == num_runs) return errors_[index];
+  own_errors_[index].assign(num_runs, ErrorSums());
+  return errors_[index] = own_errors_[index];
 }
 
 void PublishedChunks::Seal(BucketId bucket) {

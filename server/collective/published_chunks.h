@@ -2,6 +2,17 @@
 // each chunk the checksum of its bits and the version that wrote them
 // (kernels/FORMAT.md 9). A delta is applied only to bits that still have it.
 //
+// Where a job outlives its daemon, so does this: a buffer of the device,
+// version 1, native little-endian,
+//
+//   0     slots[num_chunks][2]   checksum, version: that of an even version and
+//                                of an odd one; the newer counts
+//   ...   errors                 ErrorSums of each piece of each own chunk
+//
+// A chunk's bits are written first, its checksum next, its version last: what
+// is found after a death in between has another checksum than the older slot
+// says, and is healed.
+//
 // Threading: an entry, and its chunk's bits, are read and written by the pool
 // task that has the chunk, and on the control thread while none has;
 // Initialize, Seal and digest on the control thread, of buckets of which no
@@ -14,11 +25,14 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "server/base/ids.h"
+#include "server/collective/error_sums.h"
+#include "server/device/device.h"
 #include "server/layout/layout.h"
 
 namespace ballast::collective {
@@ -40,8 +54,9 @@ enum class HealKind {
   kMember,  // it could not be brought to the step's version: its owner's
   kVote,    // the nodes' votes showed different weights: its owner's
   kResync,  // by a comparison (ChunkFault::kResync)
+  kRelink,  // nothing was wrong: links were lost between its owner and here
 };
-inline constexpr int kNumHealKinds = 4;
+inline constexpr int kNumHealKinds = 5;
 using HealCounts = std::array<uint64_t, kNumHealKinds>;
 
 struct ChunkId {
@@ -59,8 +74,11 @@ class PublishedChunks {
     WeightVersion version;
   };
 
-  // The layout outlives this.
-  explicit PublishedChunks(const layout::Layout* layout);
+  // The layout outlives this. `memory`: of SizeBytes, zeroed or as an earlier
+  // life left it; null: this ends with the process.
+  explicit PublishedChunks(const layout::Layout* layout, NodeRank node = {},
+                           std::unique_ptr<device::SharedBuffer> memory = {});
+  static uint64_t SizeBytes(const layout::Layout& layout, NodeRank node);
 
   // All chunks of a segment that holds `version`.
   void Initialize(std::span<const std::byte> weights, WeightVersion version);
@@ -73,6 +91,8 @@ class PublishedChunks {
   }
 
   Entry& entry(const ChunkId& id) { return entries_[IndexOf(id)]; }
+  // The chunk's bits are written: from now on it is this.
+  void Set(const ChunkId& id, const Entry& entry);
   const layout::Chunk& chunk(const ChunkId& id) const {
     return layout_->shard(id.bucket, id.owner).chunks[id.index];
   }
@@ -90,6 +110,11 @@ class PublishedChunks {
                std::span<std::byte> copy) const;
   void CopyIn(const ChunkId& id, std::span<const std::byte> copy,
               std::span<std::byte> weights) const;
+
+  // What the last encoding of the chunk, one of this node's own, measured of
+  // each of its runs: kept, as the chunk is not encoded twice. Zeros if it had
+  // another number of runs. Control thread; valid until it has another one.
+  std::span<ErrorSums> ErrorsOf(const ChunkId& id, size_t num_runs);
 
   // Takes the bucket's entries into the digest.
   void Seal(BucketId bucket);
@@ -110,10 +135,17 @@ class PublishedChunks {
     size_t size;
   };
   Range RangeOf(const layout::Piece& piece) const;
+  struct Slot;
+  Slot* SlotOf(size_t index, int64_t version) const;
+  void Adopt(NodeRank node);
 
   const layout::Layout* const layout_;
   std::vector<size_t> first_;  // by bucket, by owner: into entries_
   std::vector<Entry> entries_;
+  std::unique_ptr<device::SharedBuffer> memory_;  // null: none
+  // Likewise; of own chunks. In the memory, or without one in `own_errors_`.
+  std::vector<std::span<ErrorSums>> errors_;
+  std::vector<std::vector<ErrorSums>> own_errors_;
   std::vector<uint64_t> sealed_;  // by bucket: its part of the digest
   uint64_t digest_ = 0;
   std::array<std::atomic<uint64_t>, kNumChunkFaults> faults_{};

@@ -1,9 +1,15 @@
 #include "server/collective/published_chunks.h"
 
+#include <algorithm>
 #include <cstddef>
+#include <memory>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "server/base/sim_executor.h"
+#include "server/device/host/host_device.h"
 
 namespace ballast::collective {
 namespace {
@@ -99,6 +105,48 @@ TEST_F(PublishedChunksTest, DescribesChunksAndCountsFaults) {
   published_.Count(ChunkFault::kResult);
   published_.Count(ChunkFault::kResult);
   EXPECT_EQ(published_.faults(), (ChunkFaultCounts{0, 0, 2, 0}));
+}
+
+// I20: the next process knows of each chunk what the last one wrote, and of one
+// whose writing was cut what it was before.
+TEST_F(PublishedChunksTest, OutlivesTheProcess) {
+  base::SimExecutor executor(1);
+  device::HostDevice device({}, &executor);
+  const uint64_t size = PublishedChunks::SizeBytes(layout_, NodeRank(1));
+  std::vector<std::byte> left(size);
+  const auto next_life = [&] {
+    auto memory = *device.AllocateShared(size, "published chunks");
+    std::ranges::copy(left, memory->bytes().begin());
+    return std::make_unique<PublishedChunks>(&layout_, NodeRank(1),
+                                             std::move(memory));
+  };
+  auto memory = *device.AllocateShared(size, "published chunks");
+  const std::span<std::byte> bytes = memory->bytes();
+  PublishedChunks kept(&layout_, NodeRank(1), std::move(memory));
+  kept.Initialize(weights_, WeightVersion(4));
+  EXPECT_EQ(kept.digest(), published_.digest());
+  const ChunkId id{BucketId(0), NodeRank(1), 0};
+  const size_t num_runs =
+      layout_.shard(id.bucket, id.owner).chunks[0].pieces.size();
+  kept.ErrorsOf(id, num_runs)[0].sampled = 17;
+  std::ranges::copy(bytes, left.begin());
+  const auto first = next_life();
+  EXPECT_EQ(first->digest(), published_.digest());
+  EXPECT_EQ(first->ErrorsOf(id, num_runs)[0].sampled, 17u);
+  kept.Set(id, {0x1234, WeightVersion(5)});
+  // All but the last store, that of the version.
+  std::vector<std::byte> after(bytes.begin(), bytes.end());
+  int news = 0;
+  for (size_t i = 0; i < after.size(); ++i) {
+    if (left[i] == after[i]) continue;
+    const auto entry = next_life()->entry(id);
+    news += entry.version == WeightVersion(5);
+    EXPECT_EQ(entry.checksum, published_.entry(id).checksum);
+    left[i] = after[i];
+  }
+  EXPECT_EQ(news, 0);
+  EXPECT_EQ(next_life()->entry(id).checksum, 0x1234u);
+  EXPECT_EQ(next_life()->entry(id).version, WeightVersion(5));
 }
 
 }  // namespace

@@ -13,7 +13,7 @@ constexpr std::array<std::string_view, collective::kNumChunkFaults>
     kFaultNames = {"copy", "reference", "result", "resync", "vote"};
 // By collective::HealKind.
 constexpr std::array<std::string_view, collective::kNumHealKinds> kHealNames = {
-    "owner", "member", "vote", "resync"};
+    "owner", "member", "vote", "resync", "relink"};
 
 }  // namespace
 

@@ -232,10 +232,11 @@ const std::vector<FamilyInfo>& Table() {
        .name = "ballast_weight_chunks_healed_total",
        .help = "Chunks of published weights that got their bits back: the "
                "owner's from another node, a member's from the owner, after "
-               "votes that differed, or by a periodic comparison.",
+               "votes that differed, by a periodic comparison, or (not "
+               "damaged) after links were lost on their way.",
        .kind = Kind::kCounter,
        .is_per_job = true,
-       .labels = {{"kind", {"owner", "member", "vote", "resync"}}}},
+       .labels = {{"kind", {"owner", "member", "vote", "resync", "relink"}}}},
       {.family = Family::kMembershipGeneration,
        .name = "ballast_membership_generation",
        .help = "Number of the membership view.",
