@@ -95,6 +95,15 @@ absl::Status CheckDuration(const char* key, const std::string& text) {
   return absl::OkStatus();
 }
 
+absl::Status CheckRelinkTimeout(const std::string& text) {
+  constexpr char kKey[] = "transport.relink_timeout";
+  if (ParseDuration(text) == absl::ZeroDuration() ||
+      CheckDuration(kKey, text).ok()) {
+    return absl::OkStatus();
+  }
+  return Wrong(kKey, text, "0s, or a duration from \"1s\" to \"720h\"");
+}
+
 absl::Status CheckCpus(const std::string& text) {
   if (text.empty()) return absl::OkStatus();
   const auto cpus = base::ParseCpuList(text);
@@ -140,6 +149,7 @@ absl::Status CheckTransport(const v1::TransportConfig& transport) {
       CheckDuration("transport.connect_timeout", transport.connect_timeout()));
   RETURN_IF_ERROR(
       CheckDuration("transport.peer_timeout", transport.peer_timeout()));
+  RETURN_IF_ERROR(CheckRelinkTimeout(transport.relink_timeout()));
   if (!IsAlgorithm(transport.gather(), transport::Pattern::kGather)) {
     return Wrong("transport.gather", transport.gather(),
                  "auto, direct, ring, doubling or bruck");
@@ -241,6 +251,7 @@ v1::Config DefaultConfig() {
   transport.set_chunk_bytes(256 << 10);
   transport.set_connect_timeout("20s");
   transport.set_peer_timeout("30s");
+  transport.set_relink_timeout("5m");
   transport.set_gather("auto");
   transport.set_reduce("auto");
   config.mutable_snapshots()->set_keep(2);

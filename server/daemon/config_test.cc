@@ -78,17 +78,19 @@ TEST(ConfigTest, TransportTakesPlainNamesOnly) {
         "transport.ucx_tls=t p", "transport.ucx_devices=eth0\nX",
         "transport.chunk_bytes=1KiB", "transport.peer_timeout=0s",
         "transport.listen_address=node-0", "transport.listen_address=0.0.0.0",
-        "transport.connect_timeout=soon", "transport.gather=pairwise",
+        "transport.connect_timeout=soon", "transport.relink_timeout=100ms",
+        "transport.relink_timeout=-1s", "transport.gather=pairwise",
         "transport.gather=halving", "transport.reduce=ring",
         "transport.reduce=fast"}) {
     EXPECT_THAT(LoadConfig("", {wrong}), StatusIs(kInvalid, "transport."))
         << wrong;
   }
   EXPECT_THAT(
-      LoadConfig("", {"transport.ucx_tls=tcp,self",
-                      "transport.ucx_devices=eth0,mlx5_0:1",
-                      "transport.peer_timeout=3s", "transport.gather=doubling",
-                      "transport.reduce=halving"}),
+      LoadConfig(
+          "",
+          {"transport.ucx_tls=tcp,self", "transport.ucx_devices=eth0,mlx5_0:1",
+           "transport.peer_timeout=3s", "transport.gather=doubling",
+           "transport.relink_timeout=0s", "transport.reduce=halving"}),
       IsOk());
 }
 

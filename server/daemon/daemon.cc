@@ -151,6 +151,7 @@ absl::Status Daemon::CreateCore() {
   options.sessions.log = LogInfo;
   options.buckets_in_flight = config_.compute().buckets_in_flight();
   options.peer_timeout = PeerTimeout(config_);
+  options.relink_timeout = RelinkTimeout(config_);
   options.algorithms = ExchangeAlgorithms(config_);
   node_ = std::make_unique<Node>(leaves, options);
   control_ = std::make_unique<Control>(

@@ -9,11 +9,13 @@
 
 #include <atomic>
 #include <memory>
+#include <string>
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
 #include "server/base/compute_pool.h"
 #include "server/session/job_spec.h"
+#include "server/session/local_job.h"
 #include "server/snapshot/files/file_system.h"
 #include "server/snapshot/io_queue.h"
 #include "server/snapshot/loader.h"
@@ -39,6 +41,11 @@ class JobLoading {
   snapshot::IoQueue io_;
   std::atomic<bool> is_cancelled_{false};
 };
+
+// The line that says where the job goes on, and what it lacks.
+std::string DescribeLoaded(const session::LocalJob& job,
+                           const snapshot::LoadedState& loaded,
+                           bool has_residuals);
 
 }  // namespace ballast::daemon
 

@@ -90,7 +90,7 @@ void JobPeers::Send(NodeRank to, const v1::PeerFrame& frame) {
 void JobPeers::OnFrame(NodeRank from, std::string frame) {
   v1::PeerFrame parsed;
   if (from.value() < 0 || from.value() >= num_nodes() ||
-      !parsed.ParseFromString(frame)) {
+      !parsed.ParseFromString(frame) || !IsOfTheseLinks(from, parsed)) {
     ++dropped_frames_;
     return;
   }
@@ -105,6 +105,12 @@ void JobPeers::OnFrame(NodeRank from, std::string frame) {
   }
 }
 
+bool JobPeers::IsOfTheseLinks(NodeRank from, const v1::PeerFrame& frame) const {
+  if (is_stopped_ || links_ == nullptr) return false;
+  const uint64_t known = links_->IncarnationOf(from).value();
+  return known == 0 || known == frame.incarnation();
+}
+
 void JobPeers::ArmWatch() {
   watch_ = parts_.executor->PostAfter(kWatchInterval, [this] {
     watch_ = 0;
@@ -112,18 +118,20 @@ void JobPeers::ArmWatch() {
   });
 }
 
-// I23: a node that is gone ends the job here with its name, whether or not
-// anything waits for it just now.
+// I23: a node that is gone is missed, whether or not anything waits for it just
+// now.
 void JobPeers::Watch() {
+  int num_ready = 1;  // this one
   for (int n = 0; n < num_nodes(); ++n) {
     absl::Status why;
     if (NodeRank(n) == request_.node) continue;
-    if (StateOf(n, &why) == PeerState::kFailed) {
-      return parts_.host->OnPeersLost(why);
-    }
+    const PeerState state = StateOf(n, &why);
+    if (state == PeerState::kFailed) return parts_.host->OnLinkLost(why);
+    num_ready += state == PeerState::kReady;
   }
   TellNote();
   ArmWatch();
+  if (num_ready == num_nodes()) parts_.host->OnAllLinked();
 }
 
 void JobPeers::TellNow() {

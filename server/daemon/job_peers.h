@@ -2,7 +2,10 @@
 // them, carries frames, and exchanges notes about whom each node waits for.
 //
 //   Open ─▶ opening ─▶ OnLinked ─▶ frames, a look at every link each 500 ms
-//                 └────────────────▶ OnPeersLost (once)
+//                 │                    └─▶ OnLinkLost (once)
+//                 └─▶ OnPeersLost (once)
+//
+// Links that are lost are gone with this object; the next one makes new ones.
 //
 // Threading: control thread only. The host is never called from inside a call.
 // Ownership: the links, and pulls over them; borrows its parts. Exchanges over
@@ -36,9 +39,12 @@ class JobPeersHost {
  public:
   virtual ~JobPeersHost() = default;
   virtual void OnLinked() = 0;
-  // There will be no links, or one of them is lost for good; `why` names the
-  // node.
+  // There will be no links; `why` names the node.
   virtual void OnPeersLost(const absl::Status& why) = 0;
+  // One of the links is lost; likewise.
+  virtual void OnLinkLost(const absl::Status& why) = 0;
+  // All links work; again and again.
+  virtual void OnAllLinked() = 0;
   virtual void OnPeerFrame(NodeRank from, const v1::PeerFrame& frame) = 0;
   // What this node's own workers owe, in words: told to the other nodes.
   virtual std::string OwnWaitingFor() const = 0;
@@ -93,6 +99,7 @@ class JobPeers final : public transport::PeerLinkObserver,
     return links_->StateOf(NodeRank(node), why);
   }
   v1::PeerFrame MakeFrame() const;
+  bool IsOfTheseLinks(NodeRank from, const v1::PeerFrame& frame) const;
   absl::Status SendPull(NodeRank to, const v1::Pull& pull) override;
   void OnLinks(absl::StatusOr<std::unique_ptr<JobLinks>> links);
   void MakeTransport();

@@ -1,5 +1,6 @@
 #include "server/daemon/job_record.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstring>
@@ -11,28 +12,47 @@
 #include "proto/control_block.h"
 #include "server/base/failpoint.h"
 #include "server/base/status_macros.h"
+#include "server/layout/metering.h"
+#include "server/layout/policy.h"
 
 namespace ballast::daemon {
 namespace {
 
 constexpr uint64_t kMagic = 0x31424f4a'4c4c4142;  // BALLJOB1
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 constexpr uint64_t kPage = proto::kPageSize;
-// 256 param groups take 48 KiB, rank 0's cursor 64 KiB.
-constexpr uint64_t kSlotBytes = 128 << 10;
-constexpr uint64_t kSlotHeaderBytes = 24;
+// Two slots each. Of outcomes: 256 param groups take 48 KiB, rank 0's cursor
+// 64 KiB.
+constexpr uint64_t kOutcomeBytes = 2 * (128 << 10);
+constexpr uint64_t kNotesBytes = 2 * (64 << 10);
 constexpr int kMaxLocalRanks = 1024;  // limits.max_workers_per_job
-
-uint64_t Checksum(std::string_view bytes) {
-  uint64_t hash = 0xcbf29ce484222325;
-  for (const char c : bytes) {
-    hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3;
-  }
-  return hash;
-}
 
 uint64_t RoundToPage(uint64_t bytes) {
   return (bytes + kPage - 1) / kPage * kPage;
+}
+
+void AddTo(const membership::BudgetState& budget, v1::KeptOutcome* kept) {
+  for (const auto& tensors : budget) {
+    v1::KeptBudget* const path = kept->add_paths();
+    for (const membership::TensorBudget& tensor : tensors) {
+      path->add_codecs(static_cast<int32_t>(tensor.codec));
+      path->add_calm(tensor.calm);
+    }
+  }
+}
+
+// Whether it fits the plan, whoever uses it finds out.
+membership::BudgetState FromProto(const v1::KeptOutcome& kept) {
+  membership::BudgetState budget;
+  for (int p = 0; p < kept.paths_size() && p < layout::kNumPaths; ++p) {
+    const v1::KeptBudget& path = kept.paths(p);
+    for (int i = 0; i < std::min(path.codecs_size(), path.calm_size()); ++i) {
+      budget[p].push_back(
+          {.codec = static_cast<layout::CodecId>(path.codecs(i)),
+           .calm = path.calm(i)});
+    }
+  }
+  return budget;
 }
 
 std::string_view TextOf(std::span<const std::byte> bytes) {
@@ -56,13 +76,13 @@ absl::StatusOr<std::unique_ptr<JobRecord>> JobRecord::Create(
     device::Device* device, const v1::KeptJob& job) {
   static_assert(sizeof(Header) <= kPage);
   const std::string text = job.SerializeAsString();
-  ASSIGN_OR_RETURN(
-      std::unique_ptr<device::SharedBuffer> buffer,
-      device->AllocateShared(kPage + RoundToPage(text.size()) + 2 * kSlotBytes,
-                             kRecordName));
+  ASSIGN_OR_RETURN(std::unique_ptr<device::SharedBuffer> buffer,
+                   device->AllocateShared(kPage + RoundToPage(text.size()) +
+                                              kNotesBytes + kOutcomeBytes,
+                                          kRecordName));
   std::memcpy(buffer->bytes().data() + kPage, text.data(), text.size());
-  auto record =
-      std::unique_ptr<JobRecord>(new JobRecord(std::move(buffer), job));
+  auto record = std::unique_ptr<JobRecord>(
+      new JobRecord(std::move(buffer), job, /*has_notes=*/true));
   Header* const header = record->header();
   header->version = kVersion;
   header->job_bytes = text.size();
@@ -73,19 +93,25 @@ absl::StatusOr<std::unique_ptr<JobRecord>> JobRecord::Create(
 absl::StatusOr<std::unique_ptr<JobRecord>> JobRecord::Open(
     std::unique_ptr<device::SharedBuffer> buffer) {
   const std::span<std::byte> bytes = buffer->bytes();
-  if (bytes.size() < kPage + 2 * kSlotBytes) {
+  if (bytes.size() < kPage + kOutcomeBytes) {
     return absl::DataLossError(
         absl::StrCat("a job's record of ", bytes.size(), " bytes"));
   }
   const auto* const header = reinterpret_cast<const Header*>(bytes.data());
   const uint64_t magic = header->magic.load(std::memory_order_acquire);
   if (magic == 0) return absl::UnavailableError("the job did not run yet");
-  if (magic != kMagic || header->version != kVersion) {
-    return absl::DataLossError(absl::StrCat("a job's record of format ",
-                                            header->version,
-                                            "; this version knows ", kVersion));
+  const uint32_t version = header->version;
+  if (magic != kMagic || version < 1 || version > kVersion) {
+    return absl::DataLossError(
+        absl::StrCat("a job's record of format ", version,
+                     "; this version knows 1 to ", kVersion));
   }
-  const uint64_t room = bytes.size() - kPage - 2 * kSlotBytes;
+  const bool has_notes = version > 1;
+  const uint64_t slots = kOutcomeBytes + (has_notes ? kNotesBytes : 0);
+  if (bytes.size() < kPage + slots) {
+    return absl::DataLossError("the job's record is too short");
+  }
+  const uint64_t room = bytes.size() - kPage - slots;
   const uint64_t size = header->job_bytes;
   v1::KeptJob job;
   const bool is_whole =
@@ -94,46 +120,39 @@ absl::StatusOr<std::unique_ptr<JobRecord>> JobRecord::Open(
       job.ParseFromArray(bytes.data() + kPage, static_cast<int>(size));
   if (!is_whole) return absl::DataLossError("the job's record is damaged");
   auto record = std::unique_ptr<JobRecord>(
-      new JobRecord(std::move(buffer), std::move(job)));
-  for (int i = 0; i < 2; ++i) {
-    uint64_t sequence = 0;
-    auto outcome = record->ReadSlot(i, &sequence);
-    if (!outcome.has_value() || sequence <= record->sequence_) continue;
-    record->last_ = std::move(outcome);
-    record->sequence_ = sequence;
-  }
+      new JobRecord(std::move(buffer), std::move(job), has_notes));
+  record->ReadSlots();
   return record;
 }
 
 JobRecord::JobRecord(std::unique_ptr<device::SharedBuffer> buffer,
-                     v1::KeptJob job)
-    : buffer_(std::move(buffer)), job_(std::move(job)) {}
+                     v1::KeptJob job, bool has_notes)
+    : buffer_(std::move(buffer)),
+      job_(std::move(job)),
+      outcomes_(buffer_->bytes().last(kOutcomeBytes)) {
+  if (!has_notes) return;
+  notes_slots_.emplace(
+      buffer_->bytes().last(kOutcomeBytes + kNotesBytes).first(kNotesBytes));
+}
+
+void JobRecord::ReadSlots() {
+  const std::optional<std::string> text = outcomes_.Read();
+  if (!notes_slots_.has_value()) {
+    v1::PeerFrame outcome;
+    if (text.has_value() && outcome.ParseFromString(*text)) last_ = outcome;
+    return;
+  }
+  v1::KeptOutcome kept;
+  if (text.has_value() && kept.ParseFromString(*text)) {
+    last_ = kept.outcome();
+    budget_ = FromProto(kept);
+  }
+  const std::optional<std::string> notes = notes_slots_->Read();
+  if (notes.has_value() && !notes_.ParseFromString(*notes)) notes_.Clear();
+}
 
 JobRecord::Header* JobRecord::header() const {
   return reinterpret_cast<Header*>(buffer_->bytes().data());
-}
-
-std::span<std::byte> JobRecord::slot(int index) const {
-  const std::span<std::byte> bytes = buffer_->bytes();
-  return bytes.subspan(bytes.size() - (2 - index) * kSlotBytes, kSlotBytes);
-}
-
-std::optional<v1::PeerFrame> JobRecord::ReadSlot(int index,
-                                                 uint64_t* sequence) const {
-  const std::span<const std::byte> bytes = slot(index);
-  uint64_t checksum = 0;
-  uint64_t size = 0;
-  std::memcpy(&checksum, bytes.data(), 8);
-  std::memcpy(sequence, bytes.data() + 8, 8);
-  std::memcpy(&size, bytes.data() + 16, 8);
-  v1::PeerFrame outcome;
-  if (*sequence == 0 || size > kSlotBytes - kSlotHeaderBytes ||
-      Checksum(TextOf(bytes.subspan(8, size + 16))) != checksum ||
-      !outcome.ParseFromArray(bytes.data() + kSlotHeaderBytes,
-                              static_cast<int>(size))) {
-    return std::nullopt;
-  }
-  return outcome;
 }
 
 void JobRecord::Begin(Step first) {
@@ -166,28 +185,34 @@ bool JobRecord::is_closed(LocalRank rank) const {
   return rank.value() < kMaxLocalRanks && header()->closed[rank.value()] != 0;
 }
 
-absl::Status JobRecord::Record(const v1::PeerFrame& outcome) {
-  const std::string text = outcome.SerializeAsString();
-  if (text.size() > kSlotBytes - kSlotHeaderBytes) {
+bool JobRecord::SetNotes(const v1::StepNotes& notes) {
+  const std::string text = notes.SerializeAsString();
+  if (!notes_slots_.has_value() || text.size() > notes_slots_->max_bytes()) {
+    return false;
+  }
+  notes_slots_->Write(text);
+  notes_ = notes;
+  return true;
+}
+
+absl::Status JobRecord::Record(const v1::PeerFrame& outcome,
+                               const membership::BudgetState& budget) {
+  v1::KeptOutcome kept;
+  *kept.mutable_outcome() = outcome;
+  AddTo(budget, &kept);
+  const std::string text = notes_slots_.has_value()
+                               ? kept.SerializeAsString()
+                               : outcome.SerializeAsString();
+  if (text.size() > outcomes_.max_bytes()) {
     return absl::ResourceExhaustedError(
         absl::StrCat("an outcome of ", text.size(), " bytes cannot be kept"));
   }
   if (BALLAST_SABOTAGED("daemon.outcome_not_recorded")) {
     return absl::OkStatus();
   }
-  const uint64_t sequence = sequence_ + 1;
-  const uint64_t size = text.size();
-  std::string bytes(16, '\0');
-  std::memcpy(bytes.data(), &sequence, 8);
-  std::memcpy(bytes.data() + 8, &size, 8);
-  bytes += text;
-  std::byte* const out = slot(sequence & 1).data();
-  std::memcpy(out + 8, bytes.data(), bytes.size());
-  BALLAST_FAILPOINT("daemon.outcome.written");
-  std::atomic_ref<uint64_t>(*reinterpret_cast<uint64_t*>(out))
-      .store(Checksum(bytes), std::memory_order_release);
-  sequence_ = sequence;
+  outcomes_.Write(text);
   last_ = outcome;
+  budget_ = budget;
   BALLAST_FAILPOINT("daemon.outcome");
   return absl::OkStatus();
 }

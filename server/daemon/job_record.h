@@ -1,13 +1,12 @@
 // What a job is and how far it has come, in memory that outlives the daemon:
 // with it the next one knows what to do with the job's other buffers. Byte
-// format, version 1, native little-endian:
+// format, version 2 (and 1), native little-endian:
 //
 //   0      RecordHeader (job_record.cc)     magic is 0 until the job runs
 //   4096   v1::KeptJob
-//   ...    two outcome slots, written in turn, from page boundaries:
-//            0    checksum    FNV-1a of all that follows
-//            8    sequence    1, 2, …; the valid slot with the larger one
-//            counts 16   bytes 24   v1::PeerFrame: the last commit or abort
+//   ...    from a page boundary, since version 2: v1::StepNotes (two_slots.h)
+//   ...    v1::KeptOutcome: the last commit or abort (likewise); in version 1
+//          its v1::PeerFrame alone
 //
 // Threading: control thread only. Owns the buffer.
 #ifndef SERVER_DAEMON_JOB_RECORD_H_
@@ -23,7 +22,9 @@
 #include "proto/kept_job.pb.h"
 #include "proto/peer.pb.h"
 #include "server/base/ids.h"
+#include "server/daemon/two_slots.h"
 #include "server/device/device.h"
+#include "server/membership/error_budget.h"
 #include "server/membership/outcome_log.h"
 
 namespace ballast::daemon {
@@ -46,6 +47,9 @@ class JobRecord final : public membership::OutcomeLog {
   // All of the step's weights are published on this node.
   void SetFinished(Step step);
   Step finished() const;
+  // Before SetFinished. False: too long to be kept.
+  bool SetNotes(const v1::StepNotes& notes);
+  const v1::StepNotes& notes() const { return notes_; }
   // The weights that the step loads are in place.
   void SetLoaded(Step step);
   Step loaded() const;
@@ -53,21 +57,27 @@ class JobRecord final : public membership::OutcomeLog {
   bool is_closed(LocalRank rank) const;
 
   // membership::OutcomeLog. ResourceExhausted: longer than a slot.
-  absl::Status Record(const v1::PeerFrame& outcome) override;
+  absl::Status Record(const v1::PeerFrame& outcome,
+                      const membership::BudgetState& budget) override;
   const std::optional<v1::PeerFrame>& last() const override { return last_; }
+  // After the last outcome.
+  const membership::BudgetState& budget() const { return budget_; }
 
  private:
   struct Header;
-  JobRecord(std::unique_ptr<device::SharedBuffer> buffer, v1::KeptJob job);
+  JobRecord(std::unique_ptr<device::SharedBuffer> buffer, v1::KeptJob job,
+            bool has_notes);
 
   Header* header() const;
-  std::span<std::byte> slot(int index) const;
-  std::optional<v1::PeerFrame> ReadSlot(int index, uint64_t* sequence) const;
+  void ReadSlots();
 
   const std::unique_ptr<device::SharedBuffer> buffer_;
   const v1::KeptJob job_;
+  TwoSlots outcomes_;
+  std::optional<TwoSlots> notes_slots_;  // none in version 1
   std::optional<v1::PeerFrame> last_;
-  uint64_t sequence_ = 0;  // of it; slot sequence & 1
+  membership::BudgetState budget_;
+  v1::StepNotes notes_;
 };
 
 }  // namespace ballast::daemon

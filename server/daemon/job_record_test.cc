@@ -97,8 +97,8 @@ class JobRecordTest : public testing::Test {
 TEST_F(JobRecordTest, IsReadByTheNextLife) {
   Restart();
   record_->Begin(Step(41));
-  EXPECT_THAT(record_->Record(CommitOf(41)), base::IsOk());
-  EXPECT_THAT(record_->Record(CommitOf(42)), base::IsOk());
+  EXPECT_THAT(record_->Record(CommitOf(41), {}), base::IsOk());
+  EXPECT_THAT(record_->Record(CommitOf(42), {}), base::IsOk());
   record_->SetFinished(Step(41));
   record_->SetLoaded(Step(40));
   record_->SetClosed(LocalRank(3));
@@ -114,6 +114,51 @@ TEST_F(JobRecordTest, IsReadByTheNextLife) {
   EXPECT_EQ((*next)->last()->commit().step(), 42);
 }
 
+TEST_F(JobRecordTest, BudgetAndErrorsAreReadByTheNextLife) {
+  Restart();
+  record_->Begin(Step(1));
+  membership::BudgetState budget;
+  budget[0] = {{.codec = layout::CodecId::kInt8, .calm = 7},
+               {.codec = layout::CodecId::kNone, .calm = 0}};
+  EXPECT_THAT(record_->Record(CommitOf(1), budget), base::IsOk());
+  v1::StepNotes notes;
+  notes.set_step(1);
+  notes.mutable_weight_errors()->add_tensors()->set_sampled(5);
+  EXPECT_TRUE(record_->SetNotes(notes));
+  const auto next = OpenOf(Bytes());
+  ASSERT_THAT(next, base::IsOk());
+  EXPECT_EQ((*next)->budget(), budget);
+  EXPECT_EQ((*next)->notes().step(), 1);
+  EXPECT_EQ((*next)->notes().weight_errors().tensors(0).sampled(), 5u);
+  notes.mutable_weight_errors()
+      ->add_tensors()
+      ->mutable_error2()
+      ->mutable_limbs()
+      ->Resize(1 << 14, 1);
+  EXPECT_FALSE(record_->SetNotes(notes));
+}
+
+// As an older daemon wrote it: no notes, and outcomes of another form.
+TEST_F(JobRecordTest, VersionOneIsRead) {
+  Restart();
+  record_->Begin(Step(41));
+  std::vector<std::byte> bytes = Bytes();
+  constexpr size_t kNotes = 2 * (64 << 10);
+  constexpr size_t kOutcomes = 2 * (128 << 10);
+  bytes.erase(bytes.end() - kOutcomes - kNotes, bytes.end() - kOutcomes);
+  bytes[8] = std::byte{1};
+  TwoSlots(std::span(bytes).last(kOutcomes))
+      .Write(CommitOf(42).SerializeAsString());
+  const auto next = OpenOf(bytes);
+  ASSERT_THAT(next, base::IsOk());
+  EXPECT_EQ((*next)->job().request().job().name(), "gpt2");
+  ASSERT_TRUE((*next)->last().has_value());
+  EXPECT_EQ((*next)->last()->commit().step(), 42);
+  EXPECT_FALSE((*next)->SetNotes(v1::StepNotes()));
+  EXPECT_THAT((*next)->Record(CommitOf(43), {}), base::IsOk());
+  EXPECT_EQ((*next)->last()->commit().step(), 43);
+}
+
 TEST_F(JobRecordTest, AJobThatDidNotRunIsNone) {
   Restart();
   EXPECT_TRUE(absl::IsUnavailable(OpenOf(Bytes()).status()));
@@ -123,10 +168,10 @@ TEST_F(JobRecordTest, AJobThatDidNotRunIsNone) {
 TEST_F(JobRecordTest, AWriteCutAnywhereLeavesOneOfTwoOutcomes) {
   Restart();
   record_->Begin(Step(1));
-  EXPECT_THAT(record_->Record(CommitOf(1)), base::IsOk());
-  EXPECT_THAT(record_->Record(CommitOf(2)), base::IsOk());
+  EXPECT_THAT(record_->Record(CommitOf(1), {}), base::IsOk());
+  EXPECT_THAT(record_->Record(CommitOf(2), {}), base::IsOk());
   const std::vector<std::byte> before = Bytes();
-  EXPECT_THAT(record_->Record(CommitOf(3)), base::IsOk());
+  EXPECT_THAT(record_->Record(CommitOf(3), {}), base::IsOk());
   const std::vector<std::byte> after = Bytes();
   std::vector<std::byte> cut = before;
   int olds = 0;
@@ -149,7 +194,7 @@ TEST_F(JobRecordTest, AWriteCutAnywhereLeavesOneOfTwoOutcomes) {
 TEST_F(JobRecordTest, DamageIsFound) {
   Restart();
   record_->Begin(Step(1));
-  EXPECT_THAT(record_->Record(CommitOf(1)), base::IsOk());
+  EXPECT_THAT(record_->Record(CommitOf(1), {}), base::IsOk());
   const std::vector<std::byte> good = Bytes();
   for (const size_t at : {size_t{0}, size_t{8}, size_t{16}, size_t{24},
                           size_t{4096}, size_t{4100}}) {
@@ -169,7 +214,7 @@ TEST_F(JobRecordTest, DamageIsFound) {
 TEST_F(JobRecordTest, AnOutcomeThatIsTooLongIsRefused) {
   v1::PeerFrame frame = CommitOf(1);
   frame.mutable_commit()->add_scalars(std::string(128 << 10, 'x'));
-  EXPECT_TRUE(absl::IsResourceExhausted(record_->Record(frame)));
+  EXPECT_TRUE(absl::IsResourceExhausted(record_->Record(frame, {})));
   EXPECT_FALSE(record_->last().has_value());
 }
 

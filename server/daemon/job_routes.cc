@@ -78,6 +78,12 @@ void JobRoutes::Open(const v1::LinkCost& cost) {
   num_halved_ = 0;
 }
 
+void JobRoutes::Close() {
+  routed_.reset();
+  probe_.reset();
+  inner_ = nullptr;
+}
+
 bool JobRoutes::Halves(uint64_t part_bytes) {
   const bool halves =
       ChooseReduction(cost_, num_nodes_, part_bytes, true,

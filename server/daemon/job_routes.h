@@ -52,6 +52,8 @@ class JobRoutes {
 
   // The cost that all nodes choose by.
   void Open(const v1::LinkCost& cost);
+  // The transport goes away; Measure and Open follow with another one.
+  void Close();
   // Null before Open.
   transport::Transport* transport() const { return routed_.get(); }
   // Whether sums of parts of so many bytes are added on their way. Only asked

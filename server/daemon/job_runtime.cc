@@ -9,8 +9,13 @@
 #include "absl/strings/str_join.h"
 #include "server/base/failpoint.h"
 #include "server/base/status_macros.h"
+#include "server/daemon/job_budget.h"
 #include "server/daemon/job_join.h"
-#include "server/ipc/control_block_view.h"
+#include "server/daemon/job_manifest.h"
+#include "server/daemon/job_progress.h"
+#include "server/daemon/open_chunks.h"
+#include "server/daemon/step_report.h"
+#include "server/daemon/two_slots.h"
 #include "server/layout/policy.h"
 
 namespace ballast::daemon {
@@ -22,41 +27,6 @@ constexpr absl::Duration kLastWord = absl::Milliseconds(300);
 bool AnyMomentum(std::span<const kernels::HyperParameters> groups) {
   return std::any_of(groups.begin(), groups.end(),
                      [](const auto& group) { return group.momentum != 0; });
-}
-
-// Equal on all nodes of a job (FNV-1a of its name).
-uint64_t JobKey(std::string_view name) {
-  uint64_t hash = 0xcbf29ce484222325;
-  for (const char c : name) {
-    hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3;
-  }
-  return hash;
-}
-
-ipc::StepReport ToReport(const engine::StepSummary& summary) {
-  ipc::StepReport report;
-  report.generation = summary.generation;
-  report.step = summary.step;
-  report.outcome = summary.loaded    ? proto::StepOutcome::kLoaded
-                   : summary.skipped ? proto::StepOutcome::kSkipped
-                                     : proto::StepOutcome::kCommitted;
-  report.fallbacks = summary.fallbacks;
-  report.weight_version = summary.weight_version;
-  report.optimizer_step = summary.optimizer_step;
-  report.grad_norm = summary.grad_norm;
-  report.clip_factor = summary.clip_factor;
-  report.lr = summary.lr;
-  for (const engine::PathQuality& path : summary.quality) {
-    report.relative_error =
-        std::max(report.relative_error, path.relative_error);
-  }
-  report.wire_bytes_sent = summary.wire_bytes_sent;
-  report.wire_bytes_received = summary.wire_bytes_received;
-  report.payload_bytes = summary.payload_bytes;
-  report.seconds = summary.seconds;
-  std::copy(summary.stage_seconds.begin(), summary.stage_seconds.end(),
-            report.stage_seconds);
-  return report;
 }
 
 }  // namespace
@@ -72,17 +42,24 @@ JobRuntime::JobRuntime(JobRuntimeParts parts)
     : parts_(std::move(parts)),
       num_nodes_(parts_.job->layout().topology().num_nodes),
       snapshot_metrics_(parts_.metrics.get()),
-      routes_(parts_.algorithms, num_nodes_, JobKey(parts_.job->spec().name),
+      incarnation_(parts_.incarnation),
+      record_(parts_.record),
+      routes_(parts_.algorithms, num_nodes_, Checksum(parts_.job->spec().name),
               parts_.clock),
       heals_(parts_.executor,
              absl::StrCat("heals of job ", parts_.job->spec().name),
              [this](const std::string& line) {
                if (parts_.warn) parts_.warn(line);
              }),
+      relinking_(parts_.relink_timeout),
       last_progress_(parts_.clock->Now()),
       alive_(std::make_shared<int>(0)) {}
 
-JobRuntime::~JobRuntime() { parts_.executor->Cancel(fail_timer_); }
+JobRuntime::~JobRuntime() {
+  for (const base::TimerId timer : {fail_timer_, lost_timer_, relink_timer_}) {
+    parts_.executor->Cancel(timer);
+  }
+}
 
 absl::Status JobRuntime::Initialize() {
   const session::JobSpec& spec = parts_.job->spec();
@@ -92,7 +69,15 @@ absl::Status JobRuntime::Initialize() {
                    layout::ParsePolicy(spec.exchange));
   plan_ = std::make_unique<layout::ExchangePlan>(policy, layout);
   if (plan_->codes_deltas()) {
-    published_ = std::make_unique<collective::PublishedChunks>(&layout);
+    std::unique_ptr<device::SharedBuffer> memory;
+    if (is_kept()) {
+      ASSIGN_OR_RETURN(memory,
+                       parts_.device->AllocateShared(
+                           collective::PublishedChunks::SizeBytes(layout, node),
+                           "published chunks"));
+    }
+    published_ = std::make_unique<collective::PublishedChunks>(
+        &layout, node, std::move(memory));
   }
   if (plan_->feeds_back()) {
     ASSIGN_OR_RETURN(residuals_,
@@ -126,7 +111,10 @@ absl::Status JobRuntime::Initialize() {
   }
   std::unique_ptr<optimizer::UndoLog> undo;
   if (parts_.is_taken_over) {
-    ASSIGN_OR_RETURN(undo, RestoreOpenChunks());
+    ASSIGN_OR_RETURN(
+        undo, RestoreOpenChunks(*parts_.job, parts_.device,
+                                parts_.record->job().compute_threads(),
+                                parts_.pool->num_threads(), state_.get()));
   }
   ASSIGN_OR_RETURN(optimizer_, optimizer::Optimizer::Create(optimizer_parts,
                                                             std::move(undo)));
@@ -144,7 +132,11 @@ absl::Status JobRuntime::Initialize() {
       .published = published_.get(),
       .residuals = residuals_.get(),
       .guard = snapshots_ != nullptr ? snapshots_->guard() : nullptr,
-      .collective = [this] { return collective_.get(); }});
+      .collective = [this] { return collective_.get(); },
+      .is_loaded =
+          [this](Step step) {
+            return record_ != nullptr && record_->loaded() == step;
+          }});
   engine_parts.loads = load_.get();
   engine_parts.metrics = parts_.metrics.get();
   if (plan_->quantizes_gradients() || plan_->quantizes_weights()) {
@@ -162,49 +154,37 @@ absl::Status JobRuntime::Initialize() {
                         job->slot(rank).identity().pid, ")");
   };
   engine_ = engine::JobEngine::Create(engine_parts);
-  membership::Parts members;
+  // What relinking goes by, where no keeper holds it.
+  if (record_ == nullptr && num_nodes_ > 1 && relinking_.may_begin()) {
+    ASSIGN_OR_RETURN(own_record_,
+                     JobRecord::Create(parts_.device, v1::KeptJob()));
+    record_ = own_record_.get();
+  }
+  if (parts_.is_taken_over && record_->notes().step() > 0) {
+    engine_->RestoreErrors(Step(record_->notes().step()),
+                           record_->notes().weight_errors());
+  }
+  membership::Parts& members = members_;
   members.job = spec.name;
   members.node = node;
   members.num_nodes = num_nodes_;
-  members.incarnation = parts_.incarnation;
   members.optimizer = spec.optimizer;
   members.gradient_clipping = spec.gradient_clipping;
-  members.budget.max_relative_error = policy.max_relative_error;
-  for (const layout::Path path : layout::kPaths) {
-    if (policy.metered_one_in == 0) break;
-    const auto p = static_cast<size_t>(path);
-    for (const TensorId tensor : plan_->metered(path)) {
-      members.metered[p].push_back(tensor);
-      members.budget.codecs[p].push_back(
-          plan_->policy_codecs(tensor).on(path).codec);
-    }
-  }
+  SetMetered(*plan_, &members);
   members.join_timeout = parts_.join_timeout;
   members.peer_timeout = parts_.peer_timeout;
   members.clock = parts_.clock;
   members.executor = parts_.executor;
   members.link = num_nodes_ > 1 ? this : nullptr;
-  members.outcomes = parts_.record;
+  members.outcomes = record_;
   members.observer = this;
-  membership_ = membership::Membership::Create(members);
+  MakeMembership();
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<optimizer::UndoLog>>
-JobRuntime::RestoreOpenChunks() {
-  const int threads = parts_.record->job().compute_threads();
-  if (threads < parts_.pool->num_threads()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "the job was made with ", threads, " compute threads, this daemon has ",
-        parts_.pool->num_threads(), ": start it with compute.threads=", threads,
-        " or fewer"));
-  }
-  ASSIGN_OR_RETURN(
-      auto undo, optimizer::UndoLog::Create(parts_.device, parts_.job->layout(),
-                                            parts_.job->node(),
-                                            state_->num_moments(), threads));
-  RETURN_IF_ERROR(undo->RestoreOpenChunks(state_.get()).status());
-  return undo;
+void JobRuntime::MakeMembership() {
+  members_.incarnation = incarnation_;
+  membership_ = membership::Membership::Create(members_);
 }
 
 absl::Status JobRuntime::TakeOver() {
@@ -212,21 +192,19 @@ absl::Status JobRuntime::TakeOver() {
   const optimizer::Scalars& scalars = state_->scalars();
   ASSIGN_OR_RETURN(resumption_, Resume(parts_.record->last(), scalars.step,
                                        parts_.record->finished()));
+  RestoreBudget(record_->budget(), plan_.get(), membership_.get());
   const bool is_open = !resumption_->commit.has_value();
   job->Restore(scalars.optimizer_step,
                scalars.groups.empty() ? job->spec().groups : scalars.groups,
                BALLAST_SABOTAGED("daemon.cursor_not_restored")
                    ? std::vector<std::string>()
                    : scalars.cursors,
-               // One node: rank 0 is here.
-               scalars.cursors.empty() ? "" : scalars.cursors[0]);
+               "");
+  // Until all nodes have agreed on it, only this one's word.
   job->TakeOver(resumption_->generation,
                 is_open ? resumption_->open_step
                         : Step(resumption_->open_step.value() - 1),
-                is_open,
-                resumption_->abort.has_value()
-                    ? engine::WhyAborted(*resumption_->abort)
-                    : absl::OkStatus());
+                is_open);
   if (parts_.log != nullptr) {
     parts_.log(absl::StrCat("job taken over job=", job->spec().name,
                             " step=", resumption_->open_step.value(),
@@ -236,7 +214,13 @@ absl::Status JobRuntime::TakeOver() {
   }
   BALLAST_FAILPOINT("daemon.taken_over");
   has_joined_ = true;
-  membership_->Join(MakeJoin());
+  if (num_nodes_ > 1) {
+    has_started_ = true;
+    StartRelinking(
+        absl::UnavailableError("the daemon of this node has started again"));
+    is_meeting_ = true;
+  }
+  JoinOthers();
   return absl::OkStatus();
 }
 
@@ -260,25 +244,10 @@ void JobRuntime::MakeSnapshots() {
     }
     return;
   }
-  const layout::Layout& layout = parts_.job->layout();
   snapshot::JobSnapshots::Parts parts;
-  snapshot::Manifest& manifest = parts.job;
-  manifest.job = spec.name;
-  manifest.tenant = spec.tenant;
-  manifest.uid = parts_.job->uid();
-  manifest.num_nodes = num_nodes_;
-  manifest.local_world_size = layout.topology().local_world_size;
-  manifest.exchange = spec.exchange;
-  manifest.optimizer = spec.optimizer;
-  manifest.num_moments = state_->num_moments();
-  manifest.groups = spec.groups;
-  manifest.has_published = plan_->quantizes_weights();
-  manifest.has_residuals = residuals_ != nullptr;
-  for (const layout::TensorSpec& tensor : layout.tensors()) {
-    manifest.tensors.push_back({tensor.name, tensor.shape, tensor.dtype,
-                                tensor.trainable, tensor.group});
-  }
-  parts.layout = &layout;
+  parts.job = MakeManifest(*parts_.job, *plan_, state_->num_moments(),
+                           residuals_ != nullptr);
+  parts.layout = &parts_.job->layout();
   parts.node = parts_.job->node();
   parts.has_published = plan_->quantizes_weights();
   parts.state = state_.get();
@@ -317,23 +286,9 @@ void JobRuntime::OnLoaded(absl::StatusOr<snapshot::LoadedState> loaded) {
   last_progress_ = parts_.clock->Now();
   if (!loaded.ok()) return Fail(loaded.status());
   if (parts_.log != nullptr) {
-    const int world_size = parts_.job->layout().topology().world_size();
-    parts_.log(absl::StrCat(
-        "job goes on job=", parts_.job->spec().name,
-        " snapshot=", parts_.job->spec().stored->path, " step=", loaded->step,
-        loaded->stored_world_size == world_size
-            ? ""
-            : absl::StrCat(" cursors=none: stored of ",
-                           loaded->stored_world_size, " ranks, not ",
-                           world_size),
-        residuals_ != nullptr && !loaded->has_residuals
-            ? " residuals=none: error feedback starts anew"
-            : "",
-        residuals_ == nullptr && loaded->has_residuals
-            ? " residuals=dropped: there is no error feedback now"
-            : ""));
+    parts_.log(DescribeLoaded(*parts_.job, *loaded, residuals_ != nullptr));
   }
-  RestoreBudget(loaded->budget);
+  RestoreBudget(loaded->budget, plan_.get(), membership_.get());
   optimizer::Scalars scalars;
   scalars.generation = Generation(1);
   scalars.step = Step(loaded->step);
@@ -348,42 +303,8 @@ void JobRuntime::OnLoaded(absl::StatusOr<snapshot::LoadedState> loaded) {
   JoinOthers();
 }
 
-// Codecs on every node, the count of calm steps where it is decided. What the
-// policy has not any more, or has wider itself, is left as the policy says.
-void JobRuntime::RestoreBudget(
-    std::span<const snapshot::LoadedState::Budget> stored) {
-  if (plan_->policy().max_relative_error <= 0) return;
-  membership::BudgetState state = membership_->budget();
-  for (const snapshot::LoadedState::Budget& entry : stored) {
-    const int index = plan_->MeteredIndex(entry.path, entry.tensor);
-    const layout::CodecChange change{entry.path, entry.tensor, entry.codec};
-    if (index < 0 || !plan_->Apply(change).ok()) continue;
-    std::vector<membership::TensorBudget>& tensors =
-        state[static_cast<size_t>(entry.path)];
-    if (static_cast<size_t>(index) >= tensors.size()) continue;
-    tensors[index] = {.codec = entry.codec, .calm = entry.calm};
-  }
-  membership_->RestoreBudget(std::move(state));
-}
-
 std::vector<snapshot::BudgetInfo> JobRuntime::Budget() const {
-  std::vector<snapshot::BudgetInfo> budget;
-  const membership::BudgetState state = membership_->budget();
-  for (const layout::Path path : layout::kPaths) {
-    const auto& tensors = state[static_cast<size_t>(path)];
-    for (size_t i = 0; i < tensors.size(); ++i) {
-      const TensorId tensor = plan_->metered(path)[i];
-      if (tensors[i].calm == 0 &&
-          tensors[i].codec == plan_->policy_codecs(tensor).on(path).codec) {
-        continue;
-      }
-      budget.push_back({.tensor = tensor.value(),
-                        .path = std::string(layout::Name(path)),
-                        .codec = std::string(layout::Name(tensors[i].codec)),
-                        .calm = tensors[i].calm});
-    }
-  }
-  return budget;
+  return daemon::Budget(*plan_, *membership_);
 }
 
 void JobRuntime::JoinOthers() {
@@ -391,12 +312,13 @@ void JobRuntime::JoinOthers() {
   LinksRequest request;
   request.job = parts_.job->spec().name;
   request.node = parts_.job->node();
-  request.incarnation = parts_.incarnation;
+  request.incarnation = incarnation_;
   request.coordinator = parts_.job->spec().coordinator;
   request.join = MakeJoin();
+  request.join.clear_progress();
   peers_ = std::make_unique<JobPeers>(
       JobPeers::Parts{.plane = parts_.peers,
-                      .job_key = JobKey(parts_.job->spec().name),
+                      .job_key = Checksum(parts_.job->spec().name),
                       .clock = parts_.clock,
                       .executor = parts_.executor,
                       .metrics = parts_.metrics.get(),
@@ -417,6 +339,8 @@ v1::Join JobRuntime::MakeJoin() const {
   }
   if (resumption_.has_value()) {
     join.set_generation(resumption_->generation.value());
+    *join.mutable_progress() =
+        MakeProgress(*record_, state_->scalars(), parts_.job->node());
   }
   return join;
 }
@@ -445,7 +369,7 @@ void JobRuntime::OnWanted(LocalRank rank, int unit, uint64_t request) {
 void JobRuntime::OnWorkerLost(LocalRank, const absl::Status&) {}
 
 void JobRuntime::OnWorkerClosed(LocalRank rank) {
-  if (parts_.record != nullptr) parts_.record->SetClosed(rank);
+  if (record_ != nullptr) record_->SetClosed(rank);
 }
 
 // Sessions end the job next.
@@ -472,18 +396,38 @@ void JobRuntime::Committed(const engine::StepSummary& summary,
                            std::string_view rank0_cursor) {
   last_progress_ = parts_.clock->Now();
   parts_.job->Committed(ToReport(summary), rank0_cursor);
-  if (snapshots_ != nullptr) snapshots_->OnCommitted(summary.step);
+  const bool is_news = committed_ < summary.step;
+  committed_ = summary.step;
+  if (snapshots_ != nullptr && is_news) snapshots_->OnCommitted(summary.step);
 }
 
 void JobRuntime::Finished(const engine::StepSummary& summary) {
   last_progress_ = parts_.clock->Now();
   parts_.job->Finished(ToReport(summary));
   BALLAST_FAILPOINT("daemon.step_finished");
-  if (parts_.record != nullptr) parts_.record->SetFinished(summary.step);
-  if (snapshots_ != nullptr) {
+  const bool is_news = finished_ < summary.step;
+  finished_ = summary.step;
+  if (record_ != nullptr && is_news) KeepFinished(summary.step);
+  if (snapshots_ != nullptr && is_news) {
     snapshots_->OnFinished(summary.step);
     snapshot_metrics_.Update(snapshots_->status());
   }
+}
+
+void JobRuntime::KeepFinished(Step step) {
+  const v1::PathErrors& errors = engine_->published_errors();
+  if (is_kept() && errors.tensors_size() > 0) {
+    v1::StepNotes notes;
+    notes.set_step(step.value());
+    *notes.mutable_weight_errors() = errors;
+    if (!record_->SetNotes(notes) && !std::exchange(has_warned_, true) &&
+        parts_.warn) {
+      parts_.warn(absl::StrCat("a restart of this daemon forgets errors job=",
+                               parts_.job->spec().name,
+                               " reason=\"too many tensors are metered\""));
+    }
+  }
+  record_->SetFinished(step);
 }
 
 void JobRuntime::Aborted(Step step, Generation next, const absl::Status& why) {
@@ -507,12 +451,15 @@ void JobRuntime::OnLinked() {
   if (weights_ != nullptr) weights_->SetPulls(peers_->pulls());
   routes_.Measure(peers_->transport(), [this](const absl::Status& status) {
     if (is_stopping_) return;
-    if (!status.ok()) return OnPeersLost(status);
+    if (!status.ok()) return OnLinkLost(status);
     membership_->Join(MakeJoin());
   });
 }
 
 void JobRuntime::OnPeersLost(const absl::Status& why) {
+  if (is_meeting_ && absl::IsUnavailable(why) && CanRelink()) {
+    return OnLinkLost(why);  // these links only
+  }
   if (!stopped_) return FailSoon(why);
   // The workers here have closed the job: nothing is owed to anyone.
   membership_->Leave(why);
@@ -520,20 +467,142 @@ void JobRuntime::OnPeersLost(const absl::Status& why) {
   BeginStop();
 }
 
+// ---- Links that are lost, and made again. ----
+
+bool JobRuntime::CanRelink() const {
+  return num_nodes_ > 1 && relinking_.may_begin() && has_started_ &&
+         weights_ == nullptr && !has_ended_ && !is_stopping_;
+}
+
+// A node that ends the job says why, and then its links break: see FailSoon.
+void JobRuntime::OnLinkLost(const absl::Status& why) {
+  if (is_stopping_ || is_quieting_) return;
+  if (!CanRelink()) return OnPeersLost(why);
+  if (lost_timer_ != 0) return;
+  lost_timer_ = parts_.executor->PostAfter(kLastWord, [this, why] {
+    lost_timer_ = 0;
+    Relink(why);
+  });
+}
+
+void JobRuntime::OnLost(absl::Status why) {
+  if (!CanRelink()) return OnEnded(std::move(why));
+  Relink(why);
+}
+
+void JobRuntime::OnAllLinked() {
+  if (!relinking_.is_active() || is_meeting_ || is_quieting_) return;
+  if (parts_.log != nullptr) {
+    parts_.log(absl::StrCat("nodes linked again job=", parts_.job->spec().name,
+                            " step=", engine_->open_step().value(),
+                            " generation=", generation_.value()));
+  }
+  relinking_.End();
+  parts_.executor->Cancel(std::exchange(relink_timer_, 0));
+  ShowAbsent();
+}
+
+void JobRuntime::StartRelinking(const absl::Status& why) {
+  if (!relinking_.Begin(why, parts_.clock->Now())) return;
+  if (parts_.metrics != nullptr) {
+    parts_.metrics->counter(metrics::Family::kRelinks)->Increment();
+  }
+  if (parts_.warn) {
+    parts_.warn(absl::StrCat("links lost job=", parts_.job->spec().name,
+                             " reason=\"", std::string(why.message()), "\""));
+  }
+  // Workers that have closed the job wait for nobody.
+  const absl::Duration patience =
+      stopped_ ? std::min(relinking_.timeout(), parts_.peer_timeout)
+               : relinking_.timeout();
+  relink_timer_ = parts_.executor->PostAfter(patience, [this] {
+    relink_timer_ = 0;
+    OnRelinkExpired();
+  });
+}
+
+void JobRuntime::OnRelinkExpired() {
+  const absl::Status why =
+      relinking_.Expired(peers_ != nullptr ? peers_->WaitingFor() : "");
+  // Not Unavailable: the others would go on asking.
+  if (peers_ != nullptr) {
+    peers_->GiveUp(absl::AbortedError(why.message()));
+  }
+  if (!stopped_) return Fail(why);
+  has_ended_ = true;
+  BeginStop();
+}
+
+// What is on its way ends first; then the old links go, and new ones are made
+// in another life of the membership. What this node has of the job stays as it
+// is, so it goes on as if its daemon had been replaced.
+void JobRuntime::Relink(const absl::Status& why) {
+  if (!CanRelink() || is_quieting_) return;
+  parts_.executor->Cancel(std::exchange(lost_timer_, 0));
+  StartRelinking(why);
+  is_quieting_ = true;
+  membership_->Relink(why);
+  if (peers_ != nullptr) peers_->Stop();
+  engine_->Suspend();
+  parts_.job->Suspend();
+  load_->Abandon();
+  if (collective_ != nullptr && !is_cancelling_) CancelCollective([] {});
+  MeetIfQuiet();
+}
+
+void JobRuntime::MeetIfQuiet() {
+  if (!is_quieting_ || collective_ != nullptr || is_cancelling_ ||
+      engine_->updates_in_flight() > 0) {
+    return;
+  }
+  // Not from inside what is released.
+  Post([this] { Meet(); });
+}
+
+void JobRuntime::Meet() {
+  if (!is_quieting_ || is_stopping_) return;
+  is_quieting_ = false;
+  is_meeting_ = true;
+  routes_.Close();
+  peers_.reset();
+  incarnation_ = Incarnation(parts_.random->Next());
+  const membership::BudgetState budget = membership_->budget();
+  MakeMembership();
+  membership_->RestoreBudget(budget);
+  auto resumption =
+      Resume(record_->last(), state_->scalars().step, record_->finished());
+  if (!resumption.ok()) return Fail(resumption.status());
+  resumption_ = *std::move(resumption);
+  JoinOthers();
+  ShowAbsent();
+}
+
+void JobRuntime::ShowAbsent() const {
+  if (parts_.metrics == nullptr || num_nodes_ == 1) return;
+  const int linked = peers_ == nullptr ? 0 : peers_->Count(PeerState::kReady);
+  parts_.metrics->gauge(metrics::Family::kPeersAbsent)
+      ->Set(relinking_.is_active() ? num_nodes_ - 1 - linked : 0);
+}
+
 void JobRuntime::SendSnapshot(NodeRank to, const v1::SnapshotFrame& frame) {
   v1::PeerFrame out;
   out.set_job(parts_.job->spec().name);
   out.set_from(parts_.job->node().value());
-  out.set_incarnation(parts_.incarnation.value());
+  out.set_incarnation(incarnation_.value());
   *out.mutable_snapshot() = frame;
   Send(to, out);
 }
 
 absl::StatusOr<Step> JobRuntime::HoldSteps() {
-  return membership_->HoldSteps();
+  absl::StatusOr<Step> held = membership_->HoldSteps();
+  holds_steps_ = held.ok();
+  return held;
 }
 
-void JobRuntime::ReleaseSteps() { membership_->ReleaseSteps(); }
+void JobRuntime::ReleaseSteps() {
+  holds_steps_ = false;
+  membership_->ReleaseSteps();
+}
 
 void JobRuntime::OnSnapshot(const absl::StatusOr<snapshot::Saved>& saved) {
   const snapshot::SnapshotStatus status = snapshots_->status();
@@ -568,9 +637,10 @@ void JobRuntime::OnView(Generation generation, const v1::View& view) {
     weights_->SetGeneration(generation);
     weights_->TakeInitial();
   }
+  if (resumption_.has_value()) RevertChanges(view.commit(), plan_.get());
   const absl::Status made = MakeCollective(generation);
   if (!made.ok()) return Fail(made);
-  if (resumption_.has_value()) return GoOn();
+  if (resumption_.has_value()) return GoOn(view);
   if (num_nodes_ == 1) return StartFirst();
   if (parts_.log != nullptr) {
     parts_.log(absl::StrCat("exchanges job=", parts_.job->spec().name, " ",
@@ -587,8 +657,9 @@ void JobRuntime::OnBroadcast() {
   load_->Finish();
   BALLAST_FAILPOINT("daemon.load_finished");
   // From here on the gradients may be others: it is not loaded again.
-  if (parts_.record != nullptr)
-    parts_.record->SetLoaded(Step(engine_->open_step().value() - 1));
+  if (record_ != nullptr) {
+    record_->SetLoaded(Step(engine_->open_step().value() - 1));
+  }
   engine_->OnLoaded();
 }
 
@@ -604,33 +675,78 @@ void JobRuntime::StartFirst() {
   if (weights_ != nullptr) {
     weights_->Begin(WeightVersion(first_step_.value() - 1));
   }
-  if (parts_.record != nullptr) parts_.record->Begin(first_step_);
+  if (record_ != nullptr) record_->Begin(first_step_);
   engine_->Start(generation_, first_step_, collective_.get());
   if (snapshots_ != nullptr) {
     snapshots_->OnStarted(WeightVersion(first_step_.value() - 1));
   }
 }
 
-void JobRuntime::GoOn() {
+// All nodes agree on where the job goes on (membership/rejoin.h).
+void JobRuntime::GoOn(const v1::View& view) {
+  is_meeting_ = false;
   has_started_ = true;
-  const std::optional<v1::Commit>& commit = resumption_->commit;
-  if (snapshots_ != nullptr) {
-    snapshots_->OnStarted(
-        WeightVersion(first_step_.value() - (commit.has_value() ? 2 : 1)));
+  resumption_.reset();
+  if (holds_steps_) membership_->HoldSteps().IgnoreError();
+  const Step state = state_->scalars().step;
+  if (parts_.is_taken_over && !std::exchange(has_gone_on_, true)) {
+    committed_ = finished_ = record_->finished();
+    if (snapshots_ != nullptr) {
+      snapshots_->OnStarted(WeightVersion(finished_.value()));
+    }
+    parts_.job->RestoreRank0Cursor(view.rank0_cursor());
   }
-  if (!commit.has_value()) {
-    return engine_->Start(generation_, first_step_, collective_.get());
+  if (parts_.log != nullptr && num_nodes_ > 1) {
+    parts_.log(absl::StrCat("exchanges job=", parts_.job->spec().name, " ",
+                            routes_.Describe()));
   }
-  const absl::Status status = engine_->GoOn(
-      generation_, *commit, parts_.record->loaded().value() == commit->step(),
-      collective_.get());
-  if (!status.ok()) Fail(status);
+  const absl::Status kept = KeepOutcome(generation_, view, *plan_, record_);
+  if (!kept.ok()) return Fail(kept);
+  if (!view.has_commit()) {
+    parts_.job->TakeOver(
+        generation_, first_step_, /*is_open=*/true,
+        view.has_abort() ? engine::WhyAborted(view.abort()) : absl::OkStatus());
+    engine_->Start(generation_, first_step_, collective_.get());
+  } else {
+    const absl::Status status = GoOnFrom(view.commit(), state);
+    if (!status.ok()) return Fail(status);
+  }
+  Post([this] {
+    if (is_stopping_) return;
+    if (stopped_) {
+      if (stop_reason_.ok()) membership_->Leave(absl::OkStatus());
+    } else {
+      parts_.host->OnWentOn(parts_.job);
+    }
+  });
+}
+
+absl::Status JobRuntime::GoOnFrom(const v1::Commit& commit, Step state) {
+  const Step step(commit.step());
+  const bool is_adopted = state < step;
+  parts_.job->TakeOver(generation_, step, /*is_open=*/is_adopted);
+  if (is_adopted) {
+    engine_->Adopt(generation_, commit, collective_.get());
+    return absl::OkStatus();
+  }
+  // Of several nodes any may still need what was loaded: all load again.
+  const bool is_loaded = num_nodes_ == 1 && record_->loaded() == step;
+  return engine_->GoOn(generation_, commit, is_loaded, collective_.get());
+}
+
+bool JobRuntime::Keep(const v1::PeerFrame& outcome) {
+  if (record_ == nullptr) return true;
+  const absl::Status kept = KeepOutcome(outcome, *plan_, record_);
+  if (!kept.ok()) Leave(kept);
+  return kept.ok();
 }
 
 void JobRuntime::OnCommit(const v1::Commit& commit) {
+  if (!Keep(OutcomeOf(generation_, commit))) return;
   if (weights_ == nullptr || commit.step() != engine_->open_step().value()) {
     engine_->OnCommit(commit);
-    return LogCodecChanges(commit);
+    return LogCodecChanges(parts_.job->spec().name, parts_.job->layout(),
+                           *plan_, commit, parts_.log);
   }
   // Nothing else comes between a commit and what it orders but the job's end.
   weights_->OnCommit(!commit.skipped(), [this, commit] {
@@ -638,33 +754,14 @@ void JobRuntime::OnCommit(const v1::Commit& commit) {
   });
 }
 
-// A peer's numbers: what the plan would refuse is not named.
-void JobRuntime::LogCodecChanges(const v1::Commit& commit) const {
-  if (parts_.log == nullptr) return;
-  const layout::Layout& layout = parts_.job->layout();
-  for (const v1::CodecChange& change : commit.codec_changes()) {
-    const auto num_tensors = static_cast<int>(layout.tensors().size());
-    if (change.tensor() < 0 || change.tensor() >= num_tensors) continue;
-    parts_.log(absl::StrCat(
-        "codec changed job=", parts_.job->spec().name, " step=", commit.step(),
-        " path=",
-        std::string(layout::Name(static_cast<layout::Path>(change.path()))),
-        " tensor=", layout.tensor(TensorId(change.tensor())).name, " from=",
-        std::string(layout::Name(static_cast<layout::CodecId>(change.from()))),
-        " to=",
-        std::string(layout::Name(static_cast<layout::CodecId>(change.to()))),
-        " relative_error=", change.relative_error(),
-        " max_relative_error=", plan_->policy().max_relative_error));
-  }
-}
-
 void JobRuntime::OnAbort(const v1::Abort& abort) {
   if (is_stopping_) return;
+  if (!Keep(OutcomeOf(generation_, abort))) return;
   engine_->OnAbort(abort);
   generation_ = Generation(abort.next_generation());
   if (weights_ != nullptr) weights_->SetGeneration(generation_);
   CancelCollective([this, step = Step(abort.step())] {
-    if (is_stopping_) return;
+    if (is_stopping_ || is_quieting_) return;
     const absl::Status made = MakeCollective(generation_);
     if (!made.ok()) return Fail(made);
     engine_->Start(generation_, step, collective_.get());
@@ -689,6 +786,7 @@ void JobRuntime::OnEnded(absl::Status why) {
 void JobRuntime::OnUpdated(BucketId bucket) {
   engine_->OnUpdated(bucket);
   FinishStopIfQuiet();
+  MeetIfQuiet();
 }
 
 void JobRuntime::OnReduced(BucketId bucket,
@@ -701,7 +799,9 @@ void JobRuntime::OnPublished(BucketId bucket) { engine_->OnPublished(bucket); }
 void JobRuntime::OnCompared() { engine_->OnCompared(); }
 
 void JobRuntime::OnFailed(absl::Status status) {
-  if (has_started_) {
+  if (absl::IsUnavailable(status) && CanRelink()) {
+    OnLinkLost(status);
+  } else if (has_started_) {
     engine_->OnFailed(std::move(status));
   } else {
     Fail(absl::Status(status.code(),
@@ -723,7 +823,7 @@ collective::Parts JobRuntime::CollectiveParts() {
   collective::Parts parts;
   parts.layout = &job->layout();
   parts.node = job->node();
-  parts.job_key = JobKey(job->spec().name);
+  parts.job_key = Checksum(job->spec().name);
   parts.kernels = parts_.kernels;
   parts.pool = parts_.pool;
   parts.device = parts_.device;
@@ -761,6 +861,7 @@ void JobRuntime::CancelCollective(absl::AnyInvocable<void() &&> then) {
       collective_.reset();
       std::move(then)();
       FinishStopIfQuiet();
+      MeetIfQuiet();
     });
   });
 }
@@ -787,7 +888,8 @@ void JobRuntime::Stop(const absl::Status& why,
   stop_reason_ = why;
   if (why.ok() && !has_ended_) {
     const auto leave = [this, alive = std::weak_ptr<int>(alive_)] {
-      if (alive.expired() || has_ended_) return;
+      // While the nodes meet there is nobody to tell (GoOn).
+      if (alive.expired() || has_ended_ || is_quieting_ || is_meeting_) return;
       membership_->Leave(absl::OkStatus());  // OnEnded when all nodes did
     };
     if (snapshots_ == nullptr) return leave();
@@ -806,6 +908,8 @@ void JobRuntime::Stop(const absl::Status& why,
 void JobRuntime::BeginStop() {
   if (is_stopping_) return;
   is_stopping_ = true;
+  parts_.executor->Cancel(std::exchange(lost_timer_, 0));
+  parts_.executor->Cancel(std::exchange(relink_timer_, 0));
   if (peers_ != nullptr) peers_->Stop();
   engine_->Stop();
   if (loading_ != nullptr) loading_->Cancel();
@@ -874,6 +978,12 @@ std::string JobRuntime::WaitingFor() const {
   if (loading_ != nullptr) {
     return absl::StrCat("this node reads snapshot ",
                         parts_.job->spec().stored->path);
+  }
+  if (relinking_.is_active() && (is_quieting_ || is_meeting_)) {
+    return absl::StrCat(relinking_.Describe(parts_.clock->Now()), ": ",
+                        peers_ != nullptr && !is_quieting_
+                            ? peers_->WaitingFor()
+                            : "what is on its way here ends");
   }
   std::string waiting = OwnWaitingFor();
   if (waiting.empty() && peers_ != nullptr) waiting = peers_->WaitingFor();

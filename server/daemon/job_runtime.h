@@ -9,6 +9,10 @@
 //   Abort -> collective cancelled -> collective of the next generation ->
 //   starts end   -> engine stopped, collective cancelled, updates done ->
 //   memory free
+//   A link lost -> collective cancelled, updates done, links released ->
+//     the nodes meet again: as above, but that each brings what it kept, and
+//     the View says where the job goes on (membership/rejoin.h). A job that an
+//     earlier daemon left comes in here.
 //
 // Threading: control thread only.
 // Ownership: keeps all parts of the job but the LocalJob, which Sessions keeps
@@ -41,6 +45,7 @@
 #include "server/daemon/job_weights.h"
 #include "server/daemon/limited_log.h"
 #include "server/daemon/peer_plane.h"
+#include "server/daemon/relinking.h"
 #include "server/daemon/resumption.h"
 #include "server/daemon/snapshot_metrics.h"
 #include "server/daemon/weight_load.h"
@@ -67,12 +72,14 @@ class JobRuntimeHost {
   virtual ~JobRuntimeHost() = default;
   // The job cannot go on here; EndJob follows. Never from inside StartJob.
   virtual void FailJob(session::LocalJob* job, const absl::Status& why) = 0;
+  // The job goes on where another life, or other links, left it.
+  virtual void OnWentOn(session::LocalJob* job) = 0;
 };
 
 struct JobRuntimeParts {
   session::LocalJob* job = nullptr;
   JobRuntimeHost* host = nullptr;
-  Incarnation incarnation;  // of this job's life on this node
+  Incarnation incarnation;  // of this job's first life on this node
   const base::Clock* clock = nullptr;
   base::Executor* executor = nullptr;
   base::ComputePool* pool = nullptr;
@@ -87,7 +94,7 @@ struct JobRuntimeParts {
   int buckets_in_flight = 8;
   int64_t batch_bytes = collective::Parts().batch_bytes;
   Algorithms algorithms;
-  // Null: no snapshots are kept; then `random` and `io` are not needed.
+  // Null: no snapshots are kept; then `io` is not needed.
   snapshot::FileSystem* snapshot_files = nullptr;
   base::ComputePool* io = nullptr;  // for files
   base::Random* random = nullptr;
@@ -96,6 +103,9 @@ struct JobRuntimeParts {
   absl::Duration default_hold = absl::Minutes(10);
   absl::Duration join_timeout = absl::InfiniteDuration();
   absl::Duration peer_timeout = absl::InfiniteDuration();
+  // How long nodes that lost one another try to meet again; zero: a lost link
+  // ends the job.
+  absl::Duration relink_timeout = absl::ZeroDuration();
   std::function<void(const std::string&)> warn;  // likewise
 };
 
@@ -114,8 +124,8 @@ class JobRuntime final : public session::JobObserver,
       JobRuntimeParts parts);
   ~JobRuntime() override;
 
-  // Goes on where the last daemon ended; the job's workers are back. One node.
-  // DataLoss: it left what contradicts itself.
+  // Goes on where the last daemon ended, once all nodes are there; the job's
+  // workers are back. DataLoss: it left what contradicts itself.
   absl::Status TakeOver();
 
   // Ends this node's part. OK: its workers closed the job, what other nodes
@@ -172,9 +182,12 @@ class JobRuntime final : public session::JobObserver,
   void OnAbort(const v1::Abort& abort) override;
   void OnHeal(const v1::Heal& heal) override;
   void OnEnded(absl::Status why) override;
+  void OnLost(absl::Status why) override;
   // JobPeersHost
   void OnLinked() override;
   void OnPeersLost(const absl::Status& why) override;
+  void OnLinkLost(const absl::Status& why) override;
+  void OnAllLinked() override;
   void OnPeerFrame(NodeRank from, const v1::PeerFrame& frame) override;
   std::string OwnWaitingFor() const override;
   std::optional<v1::EarlyClose> OwnEarlyClose() const override;
@@ -202,16 +215,24 @@ class JobRuntime final : public session::JobObserver,
   void MakeSnapshots();
   void Load();
   void OnLoaded(absl::StatusOr<snapshot::LoadedState> loaded);
-  void RestoreBudget(std::span<const snapshot::LoadedState::Budget> stored);
+  void MakeMembership();
   void JoinOthers();
   v1::Join MakeJoin() const;
+  void KeepFinished(Step step);
+  bool CanRelink() const;
+  void StartRelinking(const absl::Status& why);
+  void OnRelinkExpired();
+  void Relink(const absl::Status& why);
+  void MeetIfQuiet();
+  void Meet();
+  void ShowAbsent() const;
   absl::Status MakeCollective(Generation generation);
   collective::Parts CollectiveParts();
   void CancelCollective(absl::AnyInvocable<void() &&> then);
   void StartFirst();
-  void GoOn();
-  absl::StatusOr<std::unique_ptr<optimizer::UndoLog>> RestoreOpenChunks();
-  void LogCodecChanges(const v1::Commit& commit) const;
+  void GoOn(const v1::View& view);
+  absl::Status GoOnFrom(const v1::Commit& commit, Step state);
+  bool Keep(const v1::PeerFrame& outcome);
   void Fail(const absl::Status& why);
   void FailSoon(const absl::Status& why);
   void BeginStop();
@@ -231,22 +252,38 @@ class JobRuntime final : public session::JobObserver,
   std::unique_ptr<optimizer::Optimizer> optimizer_;
   std::unique_ptr<WeightLoad> load_;
   std::unique_ptr<engine::JobEngine> engine_;
+  Incarnation incarnation_;  // of this node's part in the membership
+  // Null: no keeper, and links that are lost end the job.
+  std::unique_ptr<JobRecord> own_record_;
+  JobRecord* record_;  // that, or the keeper's
+  membership::Parts members_;
   std::unique_ptr<membership::Membership> membership_;
   std::unique_ptr<JobPeers> peers_;      // outlive the weights
   JobRoutes routes_;                     // over the peers' transport
   std::unique_ptr<JobWeights> weights_;  // outlive the collective
   std::unique_ptr<collective::Collective> collective_;  // of the generation
   LimitedLog heals_;
+  Relinking relinking_;
   base::TimerId fail_timer_ = 0;
+  base::TimerId lost_timer_ = 0;
+  base::TimerId relink_timer_ = 0;
   Generation generation_;
   Step first_step_;
-  std::optional<Resumption> resumption_;  // taken over
+  // Between two lives of the links: what this node knows.
+  std::optional<Resumption> resumption_;
+  Step committed_;  // and
+  Step finished_;   // the last ones that snapshots were told of
   bool has_joined_ = false;
   bool has_started_ = false;
   bool has_ended_ = false;  // for membership
   bool is_stopping_ = false;
   bool is_cancelling_ = false;  // a collective's Cancel is under way
   bool is_saving_ = false;      // a snapshot's Stop is under way
+  bool is_quieting_ = false;    // before old links are released
+  bool is_meeting_ = false;     // until the View that follows
+  bool holds_steps_ = false;    // for a snapshot
+  bool has_gone_on_ = false;    // where the last daemon ended
+  bool has_warned_ = false;     // of notes that are too long
   absl::Status stop_reason_;
   absl::Time last_progress_;
   absl::AnyInvocable<void() &&> stopped_;

@@ -19,6 +19,9 @@
 namespace ballast::daemon {
 namespace {
 
+// Of tensors; they are recorded with each step (JobRecord).
+constexpr size_t kMaxKeptBudgets = 8192;
+
 void FillWorkers(const session::LocalJob& job, v1::GetJobReply* reply) {
   const int first = job.layout().topology().FirstRank(job.node()).value();
   for (int l = 0; l < job.local_world_size(); ++l) {
@@ -157,10 +160,22 @@ session::JobMemory Node::MemoryOf(const session::AttachRequest& request) {
   }
   const auto policy = layout::ParsePolicy(request.job.exchange);
   const bool gathers = policy.ok() && policy->gathers_weights;
-  if (request.placement.num_nodes() > 1 || gathers) {
-    Warn(absl::StrCat(
-        "a restart of this daemon ends job=", name, " reason=\"",
-        gathers ? "secondary_partition=none" : "it has several nodes", "\""));
+  std::string_view why_not;
+  if (gathers) {
+    why_not = "secondary_partition=none";
+  } else if (request.placement.num_nodes() > 1) {
+    if (options_.relink_timeout == absl::ZeroDuration()) {
+      why_not = "it has several nodes, and transport.relink_timeout is 0s";
+    } else if (policy.ok() && policy->max_relative_error > 0 &&
+               request.job.tensors.size() > kMaxKeptBudgets) {
+      why_not =
+          "it has several nodes, a max_relative_error, and too many "
+          "tensors";
+    }
+  }
+  if (!why_not.empty()) {
+    Warn(absl::StrCat("a restart of this daemon ends job=", name, " reason=\"",
+                      absl::string_view(why_not.data(), why_not.size()), "\""));
     return {};
   }
   auto& keep = keeps_[name];
@@ -250,13 +265,19 @@ absl::Status Node::TakeOverJob(const std::string& name,
   }
   BALLAST_FAILPOINT("daemon.restored");
   const absl::Status gone_on = runtimes_[name]->TakeOver();
-  if (!gone_on.ok()) {
-    sessions_->FailJob(*local, gone_on);
-  } else if (!HasWorkers(**local) && (*local)->is_over()) {
-    sessions_->FailJob(
-        *local, absl::CancelledError("its workers had closed it, or are gone"));
-  }
+  if (!gone_on.ok()) sessions_->FailJob(*local, gone_on);
   return absl::OkStatus();
+}
+
+// Whoever had closed the job when the last daemon ended does not say it again.
+void Node::OnWentOn(session::LocalJob* job) {
+  if (HasWorkers(*job) || !job->is_over()) return;
+  const bool is_closed = job->layout().topology().num_nodes > 1 &&
+                         job->num_closed() == job->local_world_size();
+  sessions_->FailJob(job, is_closed
+                              ? absl::OkStatus()
+                              : absl::CancelledError(
+                                    "its workers had closed it, or are gone"));
 }
 
 void Node::EndUnkept(const absl::Status& why) {
@@ -316,6 +337,7 @@ absl::StatusOr<session::JobObserver*> Node::StartJob(session::LocalJob* job) {
   parts.snapshots = options_.snapshots;
   parts.join_timeout = options_.sessions.join_timeout;
   parts.peer_timeout = options_.peer_timeout;
+  parts.relink_timeout = options_.relink_timeout;
   parts.algorithms = options_.algorithms;
   parts.log = options_.sessions.log;
   parts.warn = leaves_.warn;

@@ -73,6 +73,7 @@ struct NodeOptions {
   int buckets_in_flight = 8;
   int64_t batch_bytes = collective::Parts().batch_bytes;
   absl::Duration peer_timeout = absl::Seconds(30);
+  absl::Duration relink_timeout = absl::Minutes(5);
   Algorithms algorithms;
   snapshot::Schedule snapshots;
 };
@@ -123,6 +124,7 @@ class Node final : public session::JobHost, public JobRuntimeHost {
                        NodeRank node) const override;
   // JobRuntimeHost
   void FailJob(session::LocalJob* job, const absl::Status& why) override;
+  void OnWentOn(session::LocalJob* job) override;
 
  private:
   absl::Status TakeOverJob(const std::string& name,

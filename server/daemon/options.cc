@@ -70,6 +70,11 @@ absl::Duration PeerTimeout(const v1::Config& config) {
       .value_or(absl::Seconds(30));
 }
 
+absl::Duration RelinkTimeout(const v1::Config& config) {
+  return ParseDuration(config.transport().relink_timeout())
+      .value_or(absl::Minutes(5));
+}
+
 snapshot::Schedule SnapshotSchedule(const v1::Config& config) {
   const v1::SnapshotsConfig& snapshots = config.snapshots();
   snapshot::Schedule schedule;

@@ -28,6 +28,7 @@ absl::Duration JoinTimeout(const v1::Config& config);
 uint64_t MaxTotalBytes(const v1::Config& config);  // 0 -> 4/5 of the memory
 session::Options SessionOptions(const v1::Config& config);
 absl::Duration PeerTimeout(const v1::Config& config);
+absl::Duration RelinkTimeout(const v1::Config& config);
 snapshot::Schedule SnapshotSchedule(const v1::Config& config);
 // Where data of other nodes comes in; empty: the address of the one device.
 std::string TransportAddress(const v1::Config& config);

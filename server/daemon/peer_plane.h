@@ -47,12 +47,16 @@ inline std::string_view Name(PeerState state) {
 }
 
 // Closed when released: the other nodes' links to this one fail. Exchanges are
-// released before.
+// released before. Lost links do not come back: the nodes meet again, each in
+// a new incarnation and only after it has released its old links.
 class JobLinks {
  public:
   virtual ~JobLinks() = default;
   virtual transport::Transport* transport() = 0;
   virtual transport::PeerLink* peer_link() = 0;
+  // The life of the job on that node that was met; 0: not known. What comes
+  // from another one is not of these links.
+  virtual Incarnation IncarnationOf(NodeRank node) const = 0;
   // `why` is set for kFailed, which is final; it names the node.
   virtual PeerState StateOf(NodeRank node, absl::Status* why) const = 0;
 };
@@ -84,7 +88,8 @@ class PeerPlane {
                              const std::string& coordinator) const = 0;
 
   // Waits without bound: the job's own timeouts give it up. An error is final:
-  // this node and the others contradict each other, or there is no transport.
+  // this node and the others contradict each other, or there is no transport;
+  // but of a job that goes on Unavailable is not: another opening may do.
   // `done` is never called from inside Open; it may release the Opening.
   virtual std::unique_ptr<Opening> Open(const LinksRequest& request,
                                         Done done) = 0;

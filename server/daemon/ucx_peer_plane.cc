@@ -43,6 +43,10 @@ class UcxJobLinks final : public JobLinks {
   transport::Transport* transport() override { return transport_.get(); }
   transport::PeerLink* peer_link() override { return transport_->peer_link(); }
 
+  Incarnation IncarnationOf(NodeRank node) const override {
+    return Incarnation(members_.members(node.value()).incarnation());
+  }
+
   PeerState StateOf(NodeRank node, absl::Status* why) const override {
     const absl::Status status = transport_->PeerStatus(node);
     if (status.ok()) {
@@ -70,7 +74,9 @@ class UcxOpening final : public Opening {
   UcxOpening(const UcxPeerPlane::Options& options,
              const UcxPeerPlane::Parts& parts, const LinksRequest& request,
              PeerPlane::Done done)
-      : parts_(parts),
+      : ucx_(options.ucx),
+        goes_on_(request.join.generation() > 0),
+        parts_(parts),
         address_(request.coordinator.empty() ? options.coordinator
                                              : request.coordinator),
         started_(parts.clock->Now()),
@@ -80,18 +86,9 @@ class UcxOpening final : public Opening {
     request_.set_incarnation(request.incarnation.value());
     request_.set_node_name(options.node_name);
     *request_.mutable_join() = request.join;
-    UcxTransport::Options ucx = options.ucx;
-    ucx.protocol.exchanges.checksum_seed = SeedOf(request.job);
-    auto transport = UcxTransport::Create(
-        ucx, request.node, request.incarnation, parts.clock, parts.executor);
-    if (!transport.ok()) {
-      failure_ = transport.status();
-    } else {
-      transport_ = *std::move(transport);
-      request_.set_endpoint(transport_->LocalToken());
-      if (request.node != NodeRank(0)) {
-        client_ = service::PeerClient::Create(address_, parts.executor);
-      }
+    ucx_.protocol.exchanges.checksum_seed = SeedOf(request.job);
+    if (request.node != NodeRank(0)) {
+      client_ = service::PeerClient::Create(address_, parts.executor);
     }
     PollAfter(absl::ZeroDuration());
   }
@@ -125,8 +122,24 @@ class UcxOpening final : public Opening {
     });
   }
 
+  absl::Status MakeTransport() {
+    if (transport_ != nullptr) return absl::OkStatus();
+    ASSIGN_OR_RETURN(transport_,
+                     UcxTransport::Create(ucx_, NodeRank(request_.node()),
+                                          Incarnation(request_.incarnation()),
+                                          parts_.clock, parts_.executor));
+    request_.set_endpoint(transport_->LocalToken());
+    return absl::OkStatus();
+  }
+
   void Poll() {
-    if (!failure_.ok()) return End(failure_);
+    const absl::Status made = MakeTransport();
+    if (!made.ok() && !goes_on_) return End(made);
+    if (!made.ok()) {
+      // The device of a link that is down has gone too, and may come again.
+      waiting_for_ = absl::StrCat("this node has no network: ", made.message());
+      return PollAgain();
+    }
     if (client_ == nullptr) {
       OnReply(parts_.rendezvous->Poll(request_, parts_.clock->Now()));
       return;
@@ -156,7 +169,10 @@ class UcxOpening final : public Opening {
       waiting_for_ = reply->waiting_for().substr(0, kMaxTextBytes);
       return PollAgain();
     }
-    End(Link(*reply));
+    const absl::Status linked = Link(*reply);
+    if (linked.ok() || !goes_on_) return End(linked);
+    // They meet once more.
+    End(absl::UnavailableError(linked.message()));
   }
 
   void PollAgain() {
@@ -206,13 +222,14 @@ class UcxOpening final : public Opening {
 
   static constexpr size_t kMaxTextBytes = 512;
 
+  UcxTransport::Options ucx_;
+  const bool goes_on_;  // with a job whose links were lost
   const UcxPeerPlane::Parts parts_;
   const std::string address_;
   const absl::Time started_;
   v1::RendezvousRequest request_;
   PeerPlane::Done done_;
-  absl::Status failure_;
-  std::unique_ptr<UcxTransport> transport_;
+  std::unique_ptr<UcxTransport> transport_;      // null: not yet made
   std::unique_ptr<service::PeerClient> client_;  // null on node 0
   v1::RendezvousReply members_;
   std::string waiting_for_;

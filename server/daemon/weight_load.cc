@@ -11,7 +11,10 @@ void WeightLoad::StartLoad(Step step, bool resets_state) {
   step_ = step;
   resets_state_ = resets_state;
   parts_.optimizer->KeepAll();
-  if (parts_.job->node() == NodeRank(0)) TakeGradients();
+  const bool is_taken =
+      taken_ == step || (parts_.is_loaded != nullptr && parts_.is_loaded(step));
+  if (parts_.job->node() == NodeRank(0) && !is_taken) TakeGradients();
+  taken_ = step;
   parts_.collective()->StartBroadcast(NodeRank(0), step);
 }
 

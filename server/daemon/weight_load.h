@@ -41,6 +41,9 @@ class WeightLoad final : public engine::LoadPort {
     optimizer::UpdateGuard* guard = nullptr;    // of them; null: nobody looks
     // The generation's.
     std::function<collective::Collective*()> collective;
+    // The node's weights are those of the step already: they go to the others
+    // as they are. Null: never.
+    std::function<bool(Step)> is_loaded = nullptr;
   };
 
   explicit WeightLoad(Parts parts) : parts_(std::move(parts)) {}
@@ -48,6 +51,8 @@ class WeightLoad final : public engine::LoadPort {
   // engine::LoadPort
   void StartLoad(Step step, bool resets_state) override;
 
+  // The links are lost: StartLoad comes again, on all nodes.
+  void Abandon() { step_.reset(); }
   // Of StartLoad, until Finish.
   bool is_running() const { return step_.has_value(); }
   // The collective's OnBroadcast came.
@@ -59,6 +64,7 @@ class WeightLoad final : public engine::LoadPort {
 
   const Parts parts_;
   std::optional<Step> step_;
+  std::optional<Step> taken_;  // rank 0's gradients are the weights
   bool resets_state_ = false;
 };
 

@@ -55,6 +55,7 @@ struct OpenStep {
 struct CommittedStep {
   StepSummary summary;
   StepClock clock;
+  bool is_repeat = false;  // it was all published here before
   int buckets_updated = 0;
   int buckets_published = 0;
 };
@@ -96,11 +97,33 @@ class JobEngineImpl final : public JobEngine {
     return absl::OkStatus();
   }
 
+  void Adopt(Generation generation, const v1::Commit& commit,
+             collective::Collective* collective) override {
+    Begin(generation, Step(commit.step()), collective);
+    adopted_ = commit;
+    OpenNext(generation, Step(commit.step()));
+    TryVote();
+  }
+
+  void Suspend() override {
+    if (collective_ != nullptr) TakeBytes();
+    collective_ = nullptr;
+    is_suspended_ = true;
+  }
+
+  void RestoreErrors(Step step, v1::PathErrors errors) override {
+    restored_errors_.emplace(step, std::move(errors));
+  }
+  const v1::PathErrors& published_errors() const override {
+    return published_errors_;
+  }
+
   void OnPushed(LocalRank rank, BucketId bucket) override {
     if (!IsOpen() || !contributions_.AddPush(rank, bucket)) return Stray();
     OnContribution();
     BALLAST_FAILPOINT("engine.pushed");
     TryReduce(bucket);
+    if (adopted_.has_value()) TryAdopt();
   }
 
   void OnStepInput(LocalRank rank, std::span<const proto::GroupValues> groups,
@@ -131,20 +154,7 @@ class JobEngineImpl final : public JobEngine {
 
   void OnCommit(const v1::Commit& commit) override {
     if (!IsVotedOn(commit.step())) return Stray();
-    const absl::StatusOr<std::vector<kernels::StepScalars>> scalars =
-        ParseScalars(commit, contributions_.groups().size());
-    if (!scalars.ok()) return Fail(scalars.status());
-    if (commit.rank0_cursor().size() > proto::kMaxCursorBytes) {
-      return Fail(absl::DataLossError(absl::StrCat(
-          "the commit of step ", commit.step(), " has a cursor of rank 0 of ",
-          commit.rank0_cursor().size(), " bytes, at most ",
-          proto::kMaxCursorBytes, " are possible")));
-    }
-    BALLAST_FAILPOINT("engine.committed");
-    const absl::Status recorded = Record(commit);
-    if (!recorded.ok()) return Fail(recorded);
-    BALLAST_FAILPOINT("engine.recorded");
-    Apply(commit, *scalars, /*is_loaded=*/false);
+    CarryOutCommit(commit);
   }
 
   void OnAbort(const v1::Abort& abort) override {
@@ -175,6 +185,7 @@ class JobEngineImpl final : public JobEngine {
 
   void OnUpdated(BucketId bucket) override {
     if (updates_in_flight_ > 0) --updates_in_flight_;
+    if (is_suspended_) return;
     if (!IsAt(bucket, BucketStage::kUpdating)) return Stray();
     BALLAST_FAILPOINT("engine.updated");
     stages_[bucket.value()] = BucketStage::kPublishing;
@@ -257,38 +268,71 @@ class JobEngineImpl final : public JobEngine {
   void Begin(Generation generation, Step step,
              collective::Collective* collective) {
     collective_ = collective;
+    is_suspended_ = false;
+    adopted_.reset();
+    committed_.reset();
     bytes_taken_ = {};
     times_taken_ = {};
+    // Of the version that an earlier life published, and this one did not.
+    if (restored_errors_.has_value() &&
+        last_summary_.step < restored_errors_->first &&
+        restored_errors_->first == Step(step.value() - 1)) {
+      published_errors_ = restored_errors_->second;
+    }
     published_version_ = WeightVersion(step.value() - 1);
     stages_.assign(num_buckets_, BucketStage::kCollecting);
     metrics_.OnGeneration(generation);
   }
 
+  void CarryOutCommit(const v1::Commit& commit) {
+    const absl::StatusOr<std::vector<kernels::StepScalars>> scalars =
+        ParseScalars(commit, contributions_.groups().size());
+    if (!scalars.ok()) return Fail(scalars.status());
+    if (commit.rank0_cursor().size() > proto::kMaxCursorBytes) {
+      return Fail(absl::DataLossError(absl::StrCat(
+          "the commit of step ", commit.step(), " has a cursor of rank 0 of ",
+          commit.rank0_cursor().size(), " bytes, at most ",
+          proto::kMaxCursorBytes, " are possible")));
+    }
+    BALLAST_FAILPOINT("engine.committed");
+    const absl::Status recorded = Record(commit);
+    if (!recorded.ok()) return Fail(recorded);
+    BALLAST_FAILPOINT("engine.recorded");
+    Apply(commit, *scalars, /*is_loaded=*/false);
+  }
+
   // A commit that is recorded.
   void Apply(const v1::Commit& commit,
              std::span<const kernels::StepScalars> scalars, bool is_loaded) {
-    StepSummary summary = Summarize(commit);
-    summary.fallbacks = collective_->num_wider(layout::Path::kGradients);
+    // Carried out before, and maybe told: what was told stays.
+    const bool is_repeat = open_->step <= last_summary_.step;
+    StepSummary summary = is_repeat ? last_summary_ : Summarize(commit);
+    if (!is_repeat) {
+      summary.fallbacks = collective_->num_wider(layout::Path::kGradients);
+    }
     // All buckets are reduced here, and those of the step before published:
     // nothing is on its way.
     const absl::Status revised = collective_->Revise(ToCodecChanges(commit));
     if (!revised.ok()) return Fail(revised);
-    summary.fallbacks += collective_->num_wider(layout::Path::kWeights);
+    if (!is_repeat) {
+      summary.fallbacks += collective_->num_wider(layout::Path::kWeights);
+    }
     metrics_.OnResidualNorm(collective_->ResidualNorm());
     collective_->OnCommitted(commit.optimizer_step());
-    metrics_.OnCodecChanges(commit, *collective_);
-    committed_.emplace(
-        CommittedStep{.summary = std::move(summary), .clock = open_->clock});
+    if (counted_step_ < open_->step) {
+      metrics_.OnCodecChanges(commit, *collective_);
+    }
+    committed_.emplace(CommittedStep{.summary = std::move(summary),
+                                     .clock = open_->clock,
+                                     .is_repeat = is_repeat});
     committed_->clock.OnCommitted(parts_.clock->Now());
-    ++counts_.committed;
-    published_errors_.Clear();
+    CountCommit();
+    if (!is_repeat) published_errors_.Clear();
     if (!commit.skipped()) {
       for (const layout::Path path : layout::kPaths) {
         reports_[static_cast<size_t>(path)] = ReportOf(commit, path);
       }
     }
-    if (committed_->summary.skipped) ++counts_.skipped;
-    if (committed_->summary.loaded) ++counts_.loaded;
     stages_.assign(num_buckets_, BucketStage::kUpdating);
     parts_.workers->Committed(committed_->summary, commit.rank0_cursor());
     BALLAST_FAILPOINT("engine.told");
@@ -303,6 +347,14 @@ class JobEngineImpl final : public JobEngine {
     } else {
       CarryOut(commit.skipped(), scalars);
     }
+  }
+
+  void CountCommit() {
+    if (committed_->summary.step <= counted_step_) return;
+    counted_step_ = committed_->summary.step;
+    ++counts_.committed;
+    if (committed_->summary.skipped) ++counts_.skipped;
+    if (committed_->summary.loaded) ++counts_.loaded;
   }
 
   void OpenNext(Generation generation, Step step) {
@@ -320,7 +372,8 @@ class JobEngineImpl final : public JobEngine {
 
   // The reduced gradient of the last step is needed until it is published.
   void TryReduce(BucketId bucket) {
-    if (stages_[bucket.value()] != BucketStage::kCollecting ||
+    if (adopted_.has_value() ||
+        stages_[bucket.value()] != BucketStage::kCollecting ||
         !contributions_.IsCollected(bucket)) {
       return;
     }
@@ -330,6 +383,7 @@ class JobEngineImpl final : public JobEngine {
 
   // All buckets reduced implies that the step before is published.
   void TryVote() {
+    if (adopted_.has_value()) return TryAdopt();
     if (open_->has_voted || open_->buckets_reduced < num_buckets_ ||
         !contributions_.has_all_inputs()) {
       return;
@@ -338,6 +392,14 @@ class JobEngineImpl final : public JobEngine {
     open_->clock.OnReduced(parts_.clock->Now());
     BALLAST_FAILPOINT("engine.vote");
     parts_.members->CastVote(MakeVote());
+  }
+
+  // The reduced gradients are there from before; the cursors come again.
+  void TryAdopt() {
+    if (!contributions_.is_complete()) return;
+    const v1::Commit commit = *std::exchange(adopted_, std::nullopt);
+    open_->clock.OnReduced(parts_.clock->Now());
+    CarryOutCommit(commit);
   }
 
   v1::Vote MakeVote() const {
@@ -468,6 +530,7 @@ class JobEngineImpl final : public JobEngine {
     const absl::Time now = parts_.clock->Now();
     TakeBytes();
     committed_->clock.OnPublished(now);
+    if (committed_->is_repeat) return FinishRepeat(now);
     last_summary_ = committed_->summary;
     last_summary_.wire_bytes_sent = carried_.wire_sent;
     last_summary_.wire_bytes_received = carried_.wire_received;
@@ -479,8 +542,12 @@ class JobEngineImpl final : public JobEngine {
                     times.exchange_seconds - times_taken_.exchange_seconds);
       times_taken_ = times;
       metrics_.OnExactRatio(estimate_.ratio());
-      published_errors_ = ToPathErrors(
-          collective_->Errors(layout::Path::kWeights, last_summary_.step));
+      published_errors_ =
+          restored_errors_.has_value() &&
+                  restored_errors_->first == last_summary_.step
+              ? restored_errors_->second
+              : ToPathErrors(collective_->Errors(layout::Path::kWeights,
+                                                 last_summary_.step));
     }
     last_summary_.seconds = committed_->clock.seconds();
     last_summary_.stage_seconds = committed_->clock.stage_seconds();
@@ -493,6 +560,13 @@ class JobEngineImpl final : public JobEngine {
     const uint64_t num_ranks = parts_.layout->topology().local_world_size;
     metrics_.OnFinished(last_summary_, num_ranks * weight_bytes_,
                         last_summary_.skipped ? 0 : weight_bytes_);
+    parts_.workers->Finished(last_summary_);
+  }
+
+  void FinishRepeat(absl::Time now) {
+    published_version_ = last_summary_.weight_version;
+    committed_.reset();
+    open_->clock.OnOpened(now);
     parts_.workers->Finished(last_summary_);
   }
 
@@ -520,7 +594,10 @@ class JobEngineImpl final : public JobEngine {
     metrics_.OnHeals(published.heals);
     const uint64_t healed = counts_.chunks_healed;
     counts_.chunks_bad = Sum(published.faults);
-    counts_.chunks_healed = Sum(published.heals);
+    // What was only on its way when links were lost was not damaged.
+    counts_.chunks_healed =
+        Sum(published.heals) -
+        published.heals[static_cast<size_t>(collective::HealKind::kRelink)];
     carried_heals_ += counts_.chunks_healed - healed;
   }
   template <typename Counts>
@@ -555,7 +632,12 @@ class JobEngineImpl final : public JobEngine {
   v1::PathErrors published_errors_;
   std::array<v1::ErrorReport, layout::kNumPaths> reports_;
   StepMetrics metrics_;
+  // Of weights that an earlier life published.
+  std::optional<std::pair<Step, v1::PathErrors>> restored_errors_;
+  std::optional<v1::Commit> adopted_;  // of the open step, not yet recorded
+  Step counted_step_;                  // the last one in `counts_`
   int updates_in_flight_ = 0;
+  bool is_suspended_ = false;
   bool is_stopped_ = false;
 };
 

@@ -82,13 +82,29 @@ class JobEngine : public optimizer::UpdateObserver,
   virtual void Start(Generation generation, Step open_step,
                      collective::Collective* collective) = 0;
 
-  // In place of Start, once: an earlier life of this node recorded the commit,
-  // and may have carried out some of it; the rest is done and the next step
+  // In place of Start: the commit is recorded, by an earlier life of this node
+  // or before Suspend, and some or all of it may be carried out; all nodes
+  // carry it out once more, which changes no bit of what is, and the next step
   // opens. `is_loaded`: the weights that it loads, if it does, are. DataLoss if
   // its scalars make no sense; nothing has changed then.
   virtual absl::Status GoOn(Generation generation, const v1::Commit& commit,
                             bool is_loaded,
                             collective::Collective* collective) = 0;
+
+  // In place of Start: the job has committed the step that is open here, of
+  // which all buckets are reduced and nothing is recorded. Once the workers'
+  // contributions are known again it is recorded and carried out.
+  virtual void Adopt(Generation generation, const v1::Commit& commit,
+                     collective::Collective* collective) = 0;
+
+  // The links are lost: nothing is expected and nothing starts before one of
+  // the three above; updates that were started go on. The collective may be
+  // cancelled then.
+  virtual void Suspend() = 0;
+
+  // What earlier lives measured of the weights of `step`, for the next vote.
+  virtual void RestoreErrors(Step step, v1::PathErrors errors) = 0;
+  virtual const v1::PathErrors& published_errors() const = 0;
 
   // From the workers, checked by the session: of the open step, each once.
   virtual void OnPushed(LocalRank rank, BucketId bucket) = 0;

@@ -761,5 +761,86 @@ TEST_F(JobEngineTest, ACommitSaysHowManyUpdatesAreApplied) {  // I12
   EXPECT_EQ(collective_.optimizer_steps, (std::vector<int64_t>{1, 1}));
 }
 
+// ---- Links that are lost. ----
+
+// I20: gradients that were reduced for nobody are reduced again; nothing of a
+// step that is not committed has taken effect.
+TEST_F(JobEngineTest, AnOpenStepIsReducedAgain) {
+  Make(2);
+  PushAll();
+  Input(0);
+  Input(1);
+  Reduced(0);
+  engine_->Suspend();
+  log_.clear();
+  engine_->Start(Generation(1), Step(1), &collective_);
+  PushAll();
+  Input(0);
+  Input(1);
+  EXPECT_THAT(log_, ElementsAre("open 1/1", "reduce 0@1", "reduce 1@1"));
+  Reduced(0);
+  Reduced(1);
+  ASSERT_EQ(members_.votes.size(), 1);
+  EXPECT_EQ(engine_->counts().strays, 0);
+}
+
+// What was updated and published stays so; all of it goes out again, and is
+// told and counted once.
+TEST_F(JobEngineTest, ACommittedStepIsCarriedOutAgain) {
+  for (const bool is_finished : {false, true}) {
+    Make(2);
+    PushAll();
+    Input(0);
+    Input(1);
+    Reduced(0);
+    Reduced(1);
+    engine_->OnCommit(CommitOf(1));
+    Updated(0);
+    Published(0);
+    if (is_finished) {
+      Updated(1);
+      Published(1);
+    }
+    engine_->Suspend();
+    if (!is_finished) Updated(1);
+    EXPECT_EQ(engine_->updates_in_flight(), 0);
+    ASSERT_TRUE(
+        engine_->GoOn(Generation(1), CommitOf(1), false, &collective_).ok());
+    for (const int b : {0, 1}) Updated(b);
+    for (const int b : {0, 1}) Published(b);
+    EXPECT_EQ(engine_->weight_version(), WeightVersion(1));
+    EXPECT_EQ(engine_->open_step(), Step(2));
+    EXPECT_EQ(engine_->counts().committed, 1);
+    EXPECT_EQ(engine_->counts().strays, 0);
+    EXPECT_THAT(log_, Contains("publish 0@1").Times(2));
+  }
+}
+
+// The node voted, and did not hear of the commit.
+TEST_F(JobEngineTest, ACommitIsAdoptedOnceTheCursorsAreThere) {
+  Make(2);
+  PushAll();
+  Input(0);
+  Input(1);
+  Reduced(0);
+  Reduced(1);
+  engine_->Suspend();
+  log_.clear();
+  engine_->Adopt(Generation(1), CommitOf(1), &collective_);
+  Input(0);
+  PushAll();
+  EXPECT_THAT(log_, ElementsAre("open 1/1"));
+  Input(1);
+  EXPECT_THAT(log_, Contains("committed 1"));
+  EXPECT_THAT(log_, Contains("open 1/2"));
+  EXPECT_THAT(log_, Not(Contains(HasSubstr("reduce"))));
+  EXPECT_EQ(state_.scalars().cursors,
+            std::vector<std::string>({"cursor0", "cursor1"}));
+  for (const int b : {0, 1}) Updated(b);
+  for (const int b : {0, 1}) Published(b);
+  EXPECT_EQ(engine_->weight_version(), WeightVersion(1));
+  EXPECT_EQ(engine_->counts().strays, 0);
+}
+
 }  // namespace
 }  // namespace ballast::engine

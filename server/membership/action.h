@@ -46,6 +46,12 @@ inline v1::PeerFrame LeaveFrame(const absl::Status& why) {
   return frame;
 }
 
+inline v1::PeerFrame RelinkFrame(const absl::Status& why) {
+  v1::PeerFrame frame = LeaveFrame(why);
+  frame.mutable_leave()->set_relinks(true);
+  return frame;
+}
+
 }  // namespace ballast::membership
 
 #endif  // SERVER_MEMBERSHIP_ACTION_H_

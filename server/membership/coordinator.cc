@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "proto/control_block.h"
 #include "server/membership/join_rules.h"
+#include "server/membership/rejoin.h"
 #include "server/membership/step_decision.h"
 
 namespace ballast::membership {
@@ -47,6 +48,13 @@ v1::PeerFrame ViewFrame(const CoordinatorState& state) {
   }
   frame.mutable_view()->set_open_step(state.open_step.value());
   *frame.mutable_view()->mutable_link_cost() = WorstLinkCost(state);
+  if (state.to_publish.has_value()) {
+    *frame.mutable_view()->mutable_commit() = *state.to_publish;
+  }
+  if (state.to_repeat.has_value()) {
+    *frame.mutable_view()->mutable_abort() = *state.to_repeat;
+  }
+  frame.mutable_view()->set_rank0_cursor(state.rank0_cursor);
   return frame;
 }
 
@@ -62,6 +70,12 @@ v1::PeerFrame HealFrame(const CoordinatorState& state) {
 Actions End(const absl::Status& why, CoordinatorState* state) {
   state->phase = Phase::kEnded;
   return {SendToAll(LeaveFrame(why), std::string(why.message()))};
+}
+
+// Ends this life of the membership: the nodes meet again.
+Actions Relink(const absl::Status& why, CoordinatorState* state) {
+  state->phase = Phase::kEnded;
+  return {SendToAll(RelinkFrame(why), std::string(why.message()))};
 }
 
 std::string NodeList(const CoordinatorState& state,
@@ -115,11 +129,10 @@ class Decider {
     for (size_t n = 0; n < state_.nodes.size(); ++n) {
       const absl::Duration silence = now_ - state_.nodes[n].heard;
       if (silence < options_.peer_timeout) continue;
-      return End(
+      return Relink(
           absl::UnavailableError(absl::StrCat(
               "node ", n, " has been silent for ",
-              absl::FormatDuration(absl::Trunc(silence, absl::Seconds(1))),
-              "; its state is lost with it")),
+              absl::FormatDuration(absl::Trunc(silence, absl::Seconds(1))))),
           &state_);
     }
     return {};
@@ -132,10 +145,10 @@ class Decider {
         node.join.has_value() && node.incarnation == incarnation;
     if (state_.phase == Phase::kOpen) {
       if (!is_known) {
-        return End(absl::UnavailableError(
-                       absl::StrCat("the daemon of node ", from.value(),
-                                    " started again and has lost its state")),
-                   &state_);
+        return Relink(
+            absl::UnavailableError(absl::StrCat(
+                "the daemon of node ", from.value(), " has started again")),
+            &state_);
       }
       node.heard = now_;
       return {SendTo(from, ViewFrame(state_), "a repeated join")};
@@ -150,7 +163,7 @@ class Decider {
     }
     Actions actions = RefuseStrangers();
     if (std::none_of(state_.nodes.begin(), state_.nodes.end(), HasNotJoined)) {
-      actions.push_back(OpenView());
+      for (Action& action : OpenView()) actions.push_back(std::move(action));
     }
     return actions;
   }
@@ -178,18 +191,35 @@ class Decider {
     return actions;
   }
 
-  Action OpenView() {
+  Actions OpenView() {
     const v1::Join& first = *state_.nodes[0].join;
+    if (GoesOn(first)) {
+      const absl::Status agreed = GoOn();
+      if (!agreed.ok()) return End(agreed, &state_);
+    } else {
+      state_.generation = Generation(1);
+      state_.open_step =
+          Step(first.has_state() ? first.weight_version() + 1 : 1);
+      if (first.has_state()) state_.optimizer_step = first.optimizer_step();
+    }
     state_.phase = Phase::kOpen;
-    // A job that goes on where it was keeps its generation: what its workers
-    // have pushed stays.
-    state_.generation =
-        Generation(std::clamp(first.has_state() ? first.generation() : 1,
-                              int64_t{1}, proto::kMaxGeneration));
-    state_.open_step = Step(first.has_state() ? first.weight_version() + 1 : 1);
-    if (first.has_state()) state_.optimizer_step = first.optimizer_step();
     ClearVotes();
-    return SendToAll(ViewFrame(state_), "all nodes are here and agree");
+    return {SendToAll(ViewFrame(state_), "all nodes are here and agree")};
+  }
+
+  // The job keeps its generation: what its workers have pushed stays.
+  absl::Status GoOn() {
+    std::vector<const v1::Join*> joins;
+    for (const NodeState& node : state_.nodes) joins.push_back(&*node.join);
+    absl::StatusOr<Rejoined> rejoined = DecideRejoin(joins);
+    if (!rejoined.ok()) return rejoined.status();
+    state_.generation = rejoined->generation;
+    state_.open_step = rejoined->open_step;
+    state_.optimizer_step = rejoined->optimizer_step;
+    state_.to_publish = std::move(rejoined->commit);
+    state_.to_repeat = std::move(rejoined->abort);
+    state_.rank0_cursor = std::move(rejoined->rank0_cursor);
+    return absl::OkStatus();
   }
 
   Actions OnVote(NodeRank from, const v1::PeerFrame& frame) {
@@ -313,6 +343,12 @@ class Decider {
         ToStatus(frame.leave().code(), frame.leave().text());
     NodeState& node = state_.nodes[from.value()];
     // Before the view too: a node that comes again comes by other links.
+    if (frame.leave().relinks()) {
+      return Relink(
+          absl::Status(why.code(), absl::StrCat("node ", from.value(),
+                                                " reports: ", why.message())),
+          &state_);
+    }
     if (!why.ok()) {
       return End(absl::Status(why.code(),
                               absl::StrCat("node ", from.value(),

@@ -7,6 +7,10 @@
 //       generation)
 //       +--------- timeout, loss, leave --+--> ended
 //
+// A lost node or link ends this life of the membership, not the job (Leave
+// with `relinks`): the nodes meet again, with what each of them kept of the
+// job, and go on from there (rejoin.h).
+//
 // It decides a step once all nodes have voted, never earlier: a node that has
 // voted has published the step before, so that an abort never meets a node
 // that still carries out a commit.
@@ -72,6 +76,9 @@ struct CoordinatorState {
   absl::Time deadline = absl::InfiniteFuture();  // of gathering, or of votes
   absl::Time since = absl::InfinitePast();       // first join or vote
   bool is_held = false;                          // the open step waits
+  std::optional<v1::Commit> to_publish;          // v1::View.commit
+  std::optional<v1::Abort> to_repeat;            // v1::View.abort
+  std::string rank0_cursor;                      // v1::View.rank0_cursor
   std::optional<v1::PeerFrame> last;             // recorded outcome
 };
 

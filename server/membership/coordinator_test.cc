@@ -139,6 +139,7 @@ TEST_F(CoordinatorTest, AJobThatGoesOnWhereItWasKeepsItsGeneration) {
     join.set_has_state(true);
     join.set_weight_version(41);
     join.set_generation(said);
+    join.mutable_progress()->set_finished_step(41);
     EXPECT_EQ(Join(0, join)[0].frame.generation(), kept);
   }
   // Without a state it is a new life of the job.
@@ -283,22 +284,84 @@ TEST_F(CoordinatorTest, ForeignFramesAreDropped) {  // I27
   EXPECT_TRUE(IsDrop(Send(1, v1::PeerFrame())));
 }
 
-TEST_F(CoordinatorTest, RestartedDaemonEndsTheJob) {
+// The nodes meet again; this life of the coordinator is over.
+TEST_F(CoordinatorTest, RestartedDaemonEndsTheLinks) {
   Open(2);
   const Actions actions = Join(1, JoinOf(2), 999);
   ASSERT_EQ(actions.size(), 1);
+  EXPECT_TRUE(actions[0].frame.leave().relinks());
   EXPECT_THAT(actions[0].frame.leave().text(),
-              HasSubstr("node 1 started again"));
+              HasSubstr("node 1 has started again"));
   EXPECT_TRUE(IsDrop(Vote(0, 1, 1)));
 }
 
-TEST_F(CoordinatorTest, SilentNodeEndsTheJob) {  // I23
+TEST_F(CoordinatorTest, ALostLinkIsToldToAll) {
+  Open(2);
+  const Actions actions =
+      Send(1, RelinkFrame(absl::UnavailableError("node 0 is gone")));
+  ASSERT_EQ(actions.size(), 1);
+  EXPECT_FALSE(actions[0].to.has_value());
+  EXPECT_TRUE(actions[0].frame.leave().relinks());
+  EXPECT_EQ(actions[0].frame.leave().text(), "node 1 reports: node 0 is gone");
+}
+
+v1::Join GoingOn(v1::Join join, int64_t state, int64_t finished) {
+  join.set_has_state(true);
+  join.set_generation(4);
+  join.set_weight_version(state);
+  join.set_optimizer_step(state - 1);
+  join.mutable_progress()->set_finished_step(finished);
+  v1::Outcome* const outcome = join.mutable_progress()->mutable_outcome();
+  outcome->set_generation(4);
+  outcome->mutable_commit()->set_step(state);
+  outcome->mutable_commit()->set_optimizer_step(state - 1);
+  return join;
+}
+
+// I20: the view brings the last commit to whoever lacks it, however often.
+TEST_F(CoordinatorTest, NodesThatMeetAgainGoOnWithTheLastCommit) {
+  Make(2);
+  Join(0, GoingOn(JoinOf(2), 7, 7));
+  const Actions actions = Join(1, GoingOn(JoinOf(2), 7, 6));
+  ASSERT_EQ(actions.size(), 1);
+  const v1::View view = actions[0].frame.view();
+  EXPECT_EQ(actions[0].frame.generation(), 4);
+  EXPECT_EQ(view.open_step(), 8);
+  EXPECT_EQ(view.commit().step(), 7);
+  EXPECT_EQ(state_.optimizer_step, 6);
+  EXPECT_EQ(Join(1)[0].frame.view().SerializeAsString(),
+            view.SerializeAsString());
+  Vote(0, 4, 8);
+  EXPECT_EQ(Vote(1, 4, 8)[0].frame.commit().optimizer_step(), 7);
+}
+
+TEST_F(CoordinatorTest, WhatContradictsItselfEndsTheJob) {
+  Make(2);
+  Join(0, GoingOn(JoinOf(2), 9, 9));
+  const Actions actions = Join(1, GoingOn(JoinOf(2), 7, 7));
+  ASSERT_EQ(actions.size(), 1);
+  EXPECT_EQ(actions[0].frame.leave().code(),
+            static_cast<int>(absl::StatusCode::kDataLoss));
+  EXPECT_FALSE(actions[0].frame.leave().relinks());
+}
+
+TEST_F(CoordinatorTest, WhoComesWithoutItsMemoryIsRefused) {
+  Make(2);
+  Join(0, GoingOn(JoinOf(2), 7, 7));
+  const Actions actions = Join(1);
+  ASSERT_EQ(actions.size(), 1);
+  EXPECT_THAT(actions[0].frame.refusal().text(),
+              HasSubstr("node 1 has come without its part"));
+}
+
+TEST_F(CoordinatorTest, SilentNodeEndsTheLinks) {  // I23
   Open(2);
   now_ += absl::Seconds(20);
   EXPECT_EQ(Join(0)[0].frame.view().open_step(), 1);  // still here
   now_ += absl::Seconds(11);
-  EXPECT_EQ(Tick()[0].frame.leave().text(),
-            "node 1 has been silent for 31s; its state is lost with it");
+  const v1::Leave leave = Tick()[0].frame.leave();
+  EXPECT_EQ(leave.text(), "node 1 has been silent for 31s");
+  EXPECT_TRUE(leave.relinks());
 }
 
 TEST_F(CoordinatorTest, LeaveWithAnErrorEndsTheJobForAll) {

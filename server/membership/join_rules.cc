@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "server/membership/rejoin.h"
 
 namespace ballast::membership {
 namespace {
@@ -56,6 +57,15 @@ std::string JoinDifference(int num_nodes, const v1::Join& first, int node,
     return absl::StrCat("the bucket or chunk size of node ", node,
                         " is not that of node 0");
   }
+  if (GoesOn(join) != GoesOn(first)) {
+    const int lost = GoesOn(first) ? node : 0;
+    return absl::StrCat("node ", lost,
+                        " has come without its part of the job's state, which "
+                        "node ",
+                        GoesOn(first) ? 0 : node, " still holds");
+  }
+  // How far each has come is the coordinator's affair.
+  if (GoesOn(join)) return "";
   if (join.has_state() != first.has_state() ||
       join.weight_version() != first.weight_version()) {
     return absl::StrCat(

@@ -55,6 +55,7 @@ class Decider {
     if (state_.phase == Phase::kEnded) return {Drop("left before")};
     const bool is_alone = state_.phase == Phase::kIdle;
     v1::PeerFrame frame = LeaveFrame(wish.why);
+    frame.mutable_leave()->set_relinks(wish.relinks);
     frame.set_generation(state_.generation.value());
     if (!wish.why.ok()) {
       state_.phase = Phase::kEnded;
@@ -76,9 +77,7 @@ class Decider {
       return {Drop("a coordinator in another life")};
     }
     state_.heard = now_;
-    if (frame.has_leave()) {
-      return EndHere(ToStatus(frame.leave().code(), frame.leave().text()));
-    }
+    if (frame.has_leave()) return OnLeave(frame);
     if (frame.has_view()) return {};  // the answer to a repeated join
     if (state_.phase != Phase::kVoted ||
         frame.generation() != state_.generation.value()) {
@@ -124,9 +123,7 @@ class Decider {
     if (frame.has_refusal()) {
       return EndHere(ToStatus(frame.refusal().code(), frame.refusal().text()));
     }
-    if (frame.has_leave()) {
-      return EndHere(ToStatus(frame.leave().code(), frame.leave().text()));
-    }
+    if (frame.has_leave()) return OnLeave(frame);
     if (!frame.has_view() || frame.generation() < 1 ||
         frame.generation() > proto::kMaxGeneration ||
         frame.view().open_step() < 1 ||
@@ -193,10 +190,21 @@ class Decider {
                        absl::FormatDuration(options_.join_timeout))));
     }
     if (state_.phase == Phase::kLeaving) return EndHere(absl::OkStatus());
-    return EndHere(absl::UnavailableError(
+    return RelinkHere(absl::UnavailableError(
         absl::StrCat("node 0 (the coordinator) has been silent for ",
                      absl::FormatDuration(
                          absl::Trunc(now_ - state_.heard, absl::Seconds(1))))));
+  }
+
+  Actions OnLeave(const v1::PeerFrame& frame) {
+    const absl::Status why =
+        ToStatus(frame.leave().code(), frame.leave().text());
+    return frame.leave().relinks() ? RelinkHere(why) : EndHere(why);
+  }
+
+  Actions RelinkHere(const absl::Status& why) {
+    state_.phase = Phase::kEnded;
+    return {Notify(RelinkFrame(why), std::string(why.message()))};
   }
 
   Actions EndHere(const absl::Status& why) {

@@ -10,6 +10,9 @@
 //                     ^                                    votes again)
 //                     +-- Leave from the coordinator, loss, timeout
 //
+// A Leave with `relinks`, sent or received, or made here for a coordinator that
+// is silent, ends only this life: the job goes on by another one.
+//
 // A commit, abort or call to heal counts only for the vote that is out; all
 // else is dropped.
 #ifndef SERVER_MEMBERSHIP_MEMBER_H_
@@ -63,6 +66,8 @@ struct VoteWish {
 };
 struct LeaveWish {
   absl::Status why;
+  // Not the job ends, but this life of the membership: a link is lost.
+  bool relinks = false;
 };
 struct CoordinatorFrame {
   v1::PeerFrame frame;

@@ -57,6 +57,10 @@ class MembershipImpl final : public Membership {
     OnMember(LeaveWish{std::move(why)});
   }
 
+  void Relink(absl::Status why) override {
+    OnMember(LeaveWish{std::move(why), /*relinks=*/true});
+  }
+
   void OnFrame(NodeRank from, const v1::PeerFrame& frame) override {
     if (frame.job() != parts_.job || frame.from() != from.value() ||
         from == parts_.node) {
@@ -139,7 +143,8 @@ class MembershipImpl final : public Membership {
       if (action.kind == Action::Kind::kDrop) ++dropped_frames_;
       if (action.kind == Action::Kind::kRecord) {
         BALLAST_FAILPOINT("membership.decided");
-        const absl::Status recorded = log_->Record(action.frame);
+        const absl::Status recorded =
+            log_->Record(action.frame, coordinator_->state.budget);
         if (recorded.ok()) continue;
         coordinator_->state.phase = CoordinatorState::Phase::kEnded;
         SendToAll(LeaveFrame(recorded));
@@ -174,8 +179,10 @@ class MembershipImpl final : public Membership {
     } else if (frame.has_heal()) {
       parts_.observer->OnHeal(frame.heal());
     } else if (frame.has_leave()) {
-      parts_.observer->OnEnded(
-          ToStatus(frame.leave().code(), frame.leave().text()));
+      const absl::Status why =
+          ToStatus(frame.leave().code(), frame.leave().text());
+      frame.leave().relinks() ? parts_.observer->OnLost(why)
+                              : parts_.observer->OnEnded(why);
     }
   }
 

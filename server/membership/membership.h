@@ -9,6 +9,9 @@
 //             <------------ Commit | Abort (recorded before it is sent)
 //             <------------ Heal   (other weights: mended, then voted again)
 //
+// A node whose Join says that it goes on brings what it kept of the job; the
+// View then says what becomes of the last step (rejoin.h).
+//
 // Only the coordinator aborts, and never after a commit. Every wait is
 // bounded and has a reason (I23). Frames of another generation or incarnation
 // are dropped and counted.
@@ -47,6 +50,9 @@ class MembershipObserver {
   virtual void OnHeal(const v1::Heal& heal) = 0;
   // The job cannot go on here; called once, nothing follows.
   virtual void OnEnded(absl::Status why) = 0;
+  // A node is silent or has lost a link (which, in words): the job can go on,
+  // by another Membership over new links. Likewise called once, instead.
+  virtual void OnLost(absl::Status why) = 0;
 };
 
 // Towards the other nodes: frames, in order per pair, possibly lost.
@@ -90,6 +96,9 @@ class Membership {
   // those of all nodes did. An error ends the job everywhere else at once, and
   // here without a further call.
   virtual void Leave(absl::Status why) = 0;
+  // This node has lost a link: its life here ends, and the other nodes hear why
+  // (OnLost). No call follows.
+  virtual void Relink(absl::Status why) = 0;
   virtual void OnFrame(NodeRank from, const v1::PeerFrame& frame) = 0;
 
   // Node 0: the open step, which is neither committed nor aborted before

@@ -110,6 +110,9 @@ class Node final : public MembershipObserver, public FramePort {
   void OnEnded(absl::Status why) override {
     log.push_back(absl::StrCat("ended: ", why.message()));
   }
+  void OnLost(absl::Status why) override {
+    log.push_back(absl::StrCat("lost: ", why.message()));
+  }
 
   std::unique_ptr<Membership> membership;
   std::vector<std::string> log;
@@ -310,6 +313,24 @@ TEST_F(MembershipTest, DeadPeerIsABoundedWait) {  // I23
     ASSERT_EQ(nodes_[other]->log.size(), 2);
     EXPECT_THAT(nodes_[other]->log[1], HasSubstr(absl::StrCat("node ", dead)));
     EXPECT_THAT(nodes_[other]->log[1], HasSubstr("silent"));
+  }
+}
+
+// Who has lost a link says so; this life is over everywhere, the job is not.
+TEST_F(MembershipTest, ALostLinkIsToldToAll) {
+  for (int loser : {0, 2}) {
+    Make(3);
+    JoinAll();
+    Run(absl::Seconds(5));
+    nodes_[loser]->membership->Relink(absl::UnavailableError("node 1 is gone"));
+    Run(absl::Seconds(5));
+    for (int n = 0; n < 3; ++n) {
+      if (n == loser) continue;
+      ASSERT_EQ(nodes_[n]->log.size(), 2);
+      EXPECT_EQ(nodes_[n]->log[1],
+                absl::StrCat("lost: node ", loser, " reports: node 1 is gone"));
+    }
+    EXPECT_EQ(nodes_[loser]->log.size(), 1);
   }
 }
 

@@ -7,22 +7,25 @@
 
 #include "absl/status/status.h"
 #include "proto/peer.pb.h"
+#include "server/membership/error_budget.h"
 
 namespace ballast::membership {
 
 class OutcomeLog {
  public:
   virtual ~OutcomeLog() = default;
-  // `outcome` carries a commit or an abort, and its generation. An error means
-  // that it must not be told to anyone.
-  virtual absl::Status Record(const v1::PeerFrame& outcome) = 0;
+  // `outcome` carries a commit or an abort, and its generation; `budget` is the
+  // error budget after it. An error means that it must not be told to anyone.
+  virtual absl::Status Record(const v1::PeerFrame& outcome,
+                              const BudgetState& budget) = 0;
   virtual const std::optional<v1::PeerFrame>& last() const = 0;
 };
 
 // Lives as long as its daemon.
 class MemoryOutcomeLog final : public OutcomeLog {
  public:
-  absl::Status Record(const v1::PeerFrame& outcome) override {
+  absl::Status Record(const v1::PeerFrame& outcome,
+                      const BudgetState&) override {
     last_ = outcome;
     return absl::OkStatus();
   }

@@ -10,6 +10,7 @@
 #include "server/base/status_macros.h"
 #include "server/membership/action.h"
 #include "server/membership/join_rules.h"
+#include "server/membership/rejoin.h"
 
 namespace ballast::membership {
 namespace {
@@ -78,6 +79,14 @@ v1::RendezvousReply WaitFor(std::string whom) {
   return reply;
 }
 
+// The same daemon, or the next one of its host: only there is what the node
+// kept of the job.
+bool IsNextLife(const v1::RendezvousRequest& last,
+                const v1::RendezvousRequest& next) {
+  return GoesOn(last.join()) && GoesOn(next.join()) &&
+         last.node_name() == next.node_name();
+}
+
 template <typename Members>
 std::string Missing(const Members& members, int num_nodes) {
   constexpr size_t kMaxNamed = 8;
@@ -116,6 +125,7 @@ absl::StatusOr<v1::RendezvousReply> Rendezvous::Poll(
   Job* const job = &it->second;
   if (job->is_complete) return AnswerComplete(*job, request);
   Forget(job, now);
+  RETURN_IF_ERROR(Separate(job, request));
   const auto member = job->members.find(request.node());
   if (member != job->members.end() && !member->second.given_up.ok() &&
       member->second.request.incarnation() == request.incarnation()) {
@@ -125,7 +135,9 @@ absl::StatusOr<v1::RendezvousReply> Rendezvous::Poll(
     return why;
   }
   if (member != job->members.end() &&
-      member->second.request.incarnation() != request.incarnation()) {
+      member->second.request.incarnation() != request.incarnation() &&
+      member->second.given_up.ok() &&
+      !IsNextLife(member->second.request, request)) {
     return Contest(&member->second, request, now);
   }
   RETURN_IF_ERROR(Enter(job, request, now));
@@ -153,10 +165,31 @@ absl::StatusOr<v1::RendezvousReply> Rendezvous::Poll(
   return AnswerComplete(*job, request);
 }
 
+// Whoever begins a job whose other nodes go on with it has lost its part: they
+// end, and may then come for a new run.
+absl::Status Rendezvous::Separate(Job* job,
+                                  const v1::RendezvousRequest& request) {
+  const bool goes_on = GoesOn(request.join());
+  for (auto& [node, member] : job->members) {
+    if (GoesOn(member.request.join()) == goes_on || !member.given_up.ok()) {
+      continue;
+    }
+    const v1::RendezvousRequest& lost = goes_on ? member.request : request;
+    const absl::Status why = absl::AbortedError(absl::StrCat(
+        "node ", lost.node(), " on ", base::Quoted(lost.node_name()),
+        " has come back without its part of the job's state, which is lost"));
+    if (goes_on) return why;
+    member.given_up = why;
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Rendezvous::Enter(Job* job, const v1::RendezvousRequest& request,
                                absl::Time now) {
   const auto first = job->members.find(0);
-  if (request.node() != 0 && first != job->members.end()) {
+  // Those that go on and those that begin are told apart (Separate).
+  if (request.node() != 0 && first != job->members.end() &&
+      GoesOn(first->second.request.join()) == GoesOn(request.join())) {
     const v1::Join& join = first->second.request.join();
     const std::string difference =
         JoinDifference(join.num_nodes(), join, request.node(), request.join());
@@ -178,7 +211,9 @@ absl::Status Rendezvous::Enter(Job* job, const v1::RendezvousRequest& request,
   if (job->refused_node == request.node()) job->refusal.clear();
   Member& member = job->members[request.node()];
   member.request = request;
+  member.request.mutable_join()->clear_progress();
   member.heard = now;
+  member.given_up = absl::OkStatus();
   return absl::OkStatus();
 }
 

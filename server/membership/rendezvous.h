@@ -6,9 +6,13 @@
 //                 | silent: forgotten                        |
 //                 v                                  Leave of node 0: gone
 //
+// Nodes that go on with a job (rejoin.h) and nodes that begin it do not meet:
+// one that comes without what it held is lost, and the others are told so.
+//
 // Everyone is compared with node 0. Two nodes of one rank that both live are a
 // contradiction: the second is refused. One that went silent (its daemon
-// started again) is replaced.
+// started again) is replaced; one that goes on, at once by the next life of the
+// same name.
 //
 // Requests are hostile input (I27): sizes and counts are bounded.
 //
@@ -82,6 +86,7 @@ class Rendezvous {
       const Job& job, const v1::RendezvousRequest& request) const;
   absl::StatusOr<v1::RendezvousReply> Contest(
       Member* member, const v1::RendezvousRequest& request, absl::Time now);
+  absl::Status Separate(Job* job, const v1::RendezvousRequest& request);
   void GiveUp(Job* job, const v1::RendezvousRequest& request);
   void Forget(Job* job, absl::Time now);
   void ForgetAll(absl::Time now);

@@ -67,6 +67,63 @@ TEST_F(RendezvousTest, TellsEveryoneOfAllOnceAllAreThere) {
   }
 }
 
+v1::RendezvousRequest GoingOn(v1::RendezvousRequest request, int64_t step) {
+  request.mutable_join()->set_has_state(true);
+  request.mutable_join()->set_generation(2);
+  request.mutable_join()->set_weight_version(step);
+  return request;
+}
+
+// How far each has come is no difference here.
+TEST_F(RendezvousTest, NodesThatGoOnMeetAgain) {
+  for (const int node : {0, 1, 2}) Wait(Request(node));
+  // New lives, while node 0 still has the old one.
+  EXPECT_THAT(Wait(GoingOn(Request(1, 3, 201), 7)),
+              HasSubstr("must end first"));
+  rendezvous_.Leave("job", Incarnation(100));
+  EXPECT_THAT(Wait(GoingOn(Request(1, 3, 201), 7)), HasSubstr("have not come"));
+  EXPECT_THAT(Wait(GoingOn(Request(0, 3, 200), 8)), HasSubstr("has not come"));
+  EXPECT_EQ(Wait(GoingOn(Request(2, 3, 202), 7)), "");
+  EXPECT_EQ(Poll(GoingOn(Request(0, 3, 200), 8))->members(1).incarnation(),
+            201u);
+}
+
+// Its daemon was replaced once more while it waited.
+TEST_F(RendezvousTest, TheNextLifeOfANodeThatGoesOnTakesItsPlace) {
+  Wait(GoingOn(Request(1, 2, 201), 7));
+  Wait(GoingOn(Request(1, 2, 301), 7));
+  EXPECT_EQ(Wait(GoingOn(Request(0, 2, 200), 7)), "");
+  EXPECT_EQ(Poll(GoingOn(Request(0, 2, 200), 7))->members(1).incarnation(),
+            301u);
+  // Another host does not.
+  rendezvous_.Leave("job", Incarnation(200));
+  Wait(GoingOn(Request(1, 2, 201), 7));
+  v1::RendezvousRequest other = GoingOn(Request(1, 2, 401), 7);
+  other.set_node_name("host-9");
+  EXPECT_THAT(Wait(other), HasSubstr("is there already, on \"host-1\""));
+}
+
+// I23: its part of the state is lost; nobody waits for it in vain.
+TEST_F(RendezvousTest, WhoComesWithoutItsMemoryIsLost) {
+  Wait(GoingOn(Request(0, 3, 200), 7));
+  Wait(GoingOn(Request(2, 3, 202), 7));
+  EXPECT_THAT(Wait(Request(1, 3, 301)), HasSubstr("without its part"));
+  for (const int node : {0, 2}) {
+    EXPECT_THAT(Poll(GoingOn(Request(node, 3, 200 + node), 7)),
+                StatusIs(absl::StatusCode::kAborted,
+                         "node 1 on \"host-1\" has come back without"));
+  }
+  // And then there is room for a new run.
+  Wait(Request(0, 3, 300));
+  EXPECT_EQ(Wait(Request(2, 3, 302)), "");
+}
+
+TEST_F(RendezvousTest, WhoGoesOnAloneIsToldSo) {
+  Wait(Request(0, 3, 300));
+  EXPECT_THAT(Poll(GoingOn(Request(1, 3, 201), 7)),
+              StatusIs(absl::StatusCode::kAborted, "node 0 on \"host-0\""));
+}
+
 // I23: who does not poll any more is not there.
 TEST_F(RendezvousTest, ForgetsSilentNodes) {
   Wait(Request(0));

@@ -310,6 +310,18 @@ const std::vector<FamilyInfo>& Table() {
                "them.",
        .kind = Kind::kCounter,
        .labels = {{"outcome", {"ok", "failed"}}}},
+      {.family = Family::kRelinks,
+       .name = "ballast_job_relinks_total",
+       .help = "Times that links between the job's nodes were lost and the "
+               "nodes met again, or tried to.",
+       .kind = Kind::kCounter,
+       .is_per_job = true},
+      {.family = Family::kPeersAbsent,
+       .name = "ballast_job_peers_absent",
+       .help = "Other nodes of the job without a link to this one while the "
+               "job waits for them; 0 in between.",
+       .kind = Kind::kGauge,
+       .is_per_job = true},
   };
   return table;
 }

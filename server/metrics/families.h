@@ -61,6 +61,8 @@ enum class Family {
   kIdleConnectionsClosed,
   kKeeperConnected,
   kJobsTakenOver,
+  kRelinks,
+  kPeersAbsent,
   kNumFamilies,
 };
 

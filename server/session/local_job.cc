@@ -190,10 +190,14 @@ void LocalJob::Restore(int64_t optimizer_step,
   }
 }
 
+void LocalJob::Suspend() { is_taken_over_ = true; }
+
 void LocalJob::TakeOver(Generation generation, Step step, bool is_open,
                         const absl::Status& aborted) {
   open_ = OpenStep{generation, step};
   is_taken_over_ = true;
+  for (const auto& slot : slots_) slot->Forget();
+  pending_abort_.reset();
   if (!aborted.ok()) {
     last_failure_ = aborted.ToString();
     pending_abort_ = PendingAbort{
@@ -335,11 +339,6 @@ absl::StatusOr<AttachReply> LocalJob::Attach(LocalRank rank, WorkerLink* link,
     return absl::FailedPreconditionError(absl::StrCat(
         "job ", base::Quoted(spec_.name), " has failed: ", last_failure_));
   }
-  if (is_taken_over_) {
-    // What the rank's last worker gave was not looked at yet.
-    return absl::UnavailableError(absl::StrCat(
-        "job ", base::Quoted(spec_.name), " is just taken over: try again"));
-  }
   if (slot.state() == SlotState::kClosed) {
     return absl::FailedPreconditionError(absl::StrCat(
         "rank ", global, " has closed job ", base::Quoted(spec_.name), "; ",
@@ -359,6 +358,7 @@ absl::StatusOr<AttachReply> LocalJob::Attach(LocalRank rank, WorkerLink* link,
         " are held or stored here: rank 0 must give the tensors' initial "
         "values"));
   }
+  if (is_taken_over_ && slot.was_occupied()) KeepWhatWasLeft(slot);
   RETURN_IF_ERROR(slot.Occupy(link, open_.has_value() ? open_->word() : 0));
   BALLAST_FAILPOINT("session.slot_taken");
   if (has_begun()) StoreState(slot);
@@ -375,6 +375,14 @@ absl::StatusOr<AttachReply> LocalJob::Attach(LocalRank rank, WorkerLink* link,
   return AttachReply{link->identity().incarnation, &layout_,
                      needs_initial ? weights_->size_bytes() : 0,
                      has_begun() || is_stored, units()};
+}
+
+// Of the rank's last worker, whose control block makes room for another one.
+// What is of another step than the one that is known here is given again.
+void LocalJob::KeepWhatWasLeft(Slot& slot) {
+  std::vector<BucketId> pushed;
+  slot.TakePushed(open_->word(), &pushed);
+  slot.TakeInput(open_->word()).IgnoreError();
 }
 
 absl::Status LocalJob::SendSegments(LocalRank rank, bool needs_initial) {

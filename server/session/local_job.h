@@ -91,7 +91,8 @@ class LocalJob {
   void Restore(int64_t optimizer_step,
                std::vector<kernels::HyperParameters> groups,
                std::vector<std::string> cursors, std::string rank0_cursor);
-  // The job ran when the last daemon ended: before its first Open here. `step`
+  // The job ran when the last daemon ended, or was suspended: before its next
+  // Open here, which looks at all that workers left once more. `step`
   // is the one whose commit is carried out next, or the open one; weights of
   // the version before it are published. What its control blocks say of later
   // steps stays. is_open: it is the open one. `aborted`: why it was aborted in
@@ -99,6 +100,13 @@ class LocalJob {
   // whoever was not told.
   void TakeOver(Generation generation, Step step, bool is_open,
                 const absl::Status& aborted = absl::OkStatus());
+  // What rank 0 committed with the last step, where another node knows it.
+  void RestoreRank0Cursor(std::string_view cursor) {
+    rank0_cursor_.assign(cursor);
+  }
+  // Nothing that workers do is looked at, and no Begin answered, until TakeOver
+  // and the Open after it: what the job does next is being agreed upon.
+  void Suspend();
   // Null: all weights are resident. Otherwise the segment is sparse.
   const layout::GatherUnits* units() const {
     return units_.has_value() ? &*units_ : nullptr;
@@ -192,6 +200,7 @@ class LocalJob {
            base::Vault* vault);
   SlotsView view() const { return {slots_, RankOf(LocalRank(0))}; }
   absl::Status SendSegments(LocalRank rank, bool needs_initial);
+  void KeepWhatWasLeft(Slot& slot);
   void StoreState(Slot& slot);
   void ScanSlot(LocalRank rank);
   void TakeInput(LocalRank rank);

@@ -357,16 +357,45 @@ TEST_F(TakenOverJobTest, WhatWasPushedMeanwhileCountsOnce) {  // I19
   // Nobody takes anything before the engine is there.
   job_->OnDoorbell(LocalRank(0));
   EXPECT_THAT(observer_.pushes, IsEmpty());
-  FakeProcess process;
-  FakeLink link(&process, 300);
-  EXPECT_THAT(job_->Attach(LocalRank(1), &link, false).status(),
-              StatusIs(absl::StatusCode::kUnavailable, "try again"));
   job_->Open(Generation(1), Step(1));
   EXPECT_THAT(observer_.pushes, ElementsAre(Pushed{0, 0}, Pushed{1, 2}));
   EXPECT_EQ(observer_.inputs.size(), 1);
   job_->OnDoorbell(LocalRank(0));
   EXPECT_EQ(observer_.pushes.size(), 2);
   EXPECT_EQ(job_->state(), JobState::kRunning);
+}
+
+// Before it is known what the job does next: what the last worker gave to the
+// step that is open here stays, whoever comes meanwhile.
+TEST_F(TakenOverJobTest, AWorkerMayComeMeanwhile) {  // I19
+  const uint64_t word = proto::SequenceWord(1, 1);
+  processes_[1].pushed(2)->store(word);  // nobody looked
+  processes_[1].StoreInput(word, 0.5, "data");
+  Restart({0}, Step(1), /*is_open=*/true);
+  FakeProcess process;
+  FakeLink link(&process, 300);
+  EXPECT_THAT(job_->Attach(LocalRank(1), &link, false).status(), base::IsOk());
+  EXPECT_THAT(observer_.pushes, IsEmpty());
+  job_->TakeOver(Generation(1), Step(1), /*is_open=*/true);
+  job_->Open(Generation(1), Step(1));
+  EXPECT_THAT(observer_.pushes, ElementsAre(Pushed{1, 2}));
+  EXPECT_EQ(observer_.inputs.size(), 1);
+}
+
+// Links were lost, no daemon: what counted is told again, each once.
+TEST_F(TakenOverJobTest, WhatCountedIsToldAgainAfterSuspend) {  // I19
+  const uint64_t word = proto::SequenceWord(1, 1);
+  Push(0, 0, word);
+  EXPECT_EQ(observer_.pushes.size(), 1);
+  job_->Suspend();
+  Push(1, 2, word);
+  EXPECT_EQ(observer_.pushes.size(), 1);  // nobody looks
+  job_->TakeOver(Generation(1), Step(1), /*is_open=*/true);
+  job_->Open(Generation(1), Step(1));
+  EXPECT_THAT(observer_.pushes,
+              ElementsAre(Pushed{0, 0}, Pushed{0, 0}, Pushed{1, 2}));
+  job_->OnDoorbell(LocalRank(0));
+  EXPECT_EQ(observer_.pushes.size(), 3);
 }
 
 // Recorded and, for one of two workers, not told when the daemon ended.

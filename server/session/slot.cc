@@ -88,6 +88,13 @@ absl::Status Slot::Occupy(WorkerLink* link, uint64_t open_word) {
   return absl::OkStatus();
 }
 
+void Slot::Forget() {
+  taken_.assign(taken_.size(), 0);
+  seen_.assign(seen_.size(), 0);
+  taken_input_ = 0;
+  seen_input_ = 0;
+}
+
 // Its new worker does not give it again, and another life of the daemon looks
 // for it here.
 void Slot::KeepContribution(uint64_t open_word) {

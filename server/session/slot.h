@@ -51,6 +51,8 @@ class Slot {
   const WorkerIdentity& identity() const { return identity_; }
   uint64_t size_bytes() const;
 
+  // What was taken is looked for, and taken, again.
+  void Forget();
   // A fresh control block for a new worker; gradients of buckets that do not
   // carry `open_word` are zeroed.
   absl::Status Occupy(WorkerLink* link, uint64_t open_word);

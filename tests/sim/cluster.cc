@@ -46,18 +46,13 @@ Cluster::Daemon::Daemon(Cluster* cluster, int rank)
   };
   const Scenario& scenario = cluster->scenario_;
   if (scenario.nodes > 1) {
-    transport = *cluster->network_.AddNode(NodeRank(rank), &process);
-    peer_link = *cluster->peers_.AddNode(NodeRank(rank), &process);
-    if (cluster->wrap_ != nullptr) {
-      wrapped = cluster->wrap_(transport.get(), &process);
-    }
-    peers = std::make_unique<SimPeerPlane>(
-        &process, wrapped != nullptr ? wrapped.get() : transport.get(),
-        peer_link.get());
+    peers = std::make_unique<SimPeerPlane>(NodeRank(rank), &process,
+                                           &cluster->networks_);
     leaves.peers = peers.get();
   }
   daemon::NodeOptions options;
   options.sessions.join_timeout = scenario.join_timeout;
+  options.relink_timeout = scenario.relink_timeout;
   options.sessions.chunk_bytes = scenario.chunk_bytes;
   options.sessions.compute_threads = pool.num_threads();
   options.buckets_in_flight = scenario.buckets_in_flight;
@@ -81,13 +76,17 @@ Cluster::Cluster(const Scenario& scenario, uint64_t seed,
                  snapshot::FileSystem* files)
     : scenario_(scenario),
       kernels_(kernels),
-      wrap_(std::move(wrap)),
       files_(files),
       world_(seed),
       seeds_(seed ^ 0xba11a57),
       links_(&world_, seeds_.Next(), scenario.link),
       network_(&links_),
       peers_(&links_),
+      networks_{.links = &links_,
+                .exchanges = &network_,
+                .frames = &peers_,
+                .clock = &world_,
+                .wrap = std::move(wrap)},
       reference_(scenario_),
       corruption_(
           this,
@@ -133,6 +132,10 @@ void Cluster::Start() {
 
 Result Cluster::Run() {
   Start();
+  return Finish();
+}
+
+Result Cluster::Finish() {
   const absl::Time end = world_.Now() + kPatience;
   uint64_t events = 0;
   while (!IsOver()) {
@@ -286,6 +289,7 @@ void Cluster::Restart(int node, absl::Duration away) {
   ++restarts_pending_;
   world_.PostAfter(away, [this, node] {
     --restarts_pending_;
+    daemons_[node].reset();  // if it was struck twice
     starting_node_ = node;
     std::vector<WorkerId> unanswered;
     for (int l = 0; l < scenario_.workers; ++l) {
@@ -303,8 +307,8 @@ void Cluster::Restart(int node, absl::Duration away) {
   });
 }
 
-void Cluster::KillNow(int node, absl::Duration away) {
-  keepers_[node]->vault.Freeze();
+void Cluster::KillNow(int node, absl::Duration away, bool freezes) {
+  if (freezes) keepers_[node]->vault.Freeze();
   daemons_[node]->process.Pause();
   // Not from inside the process that dies.
   world_.Post([this, node, away] { Restart(node, away); });

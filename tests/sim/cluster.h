@@ -71,10 +71,6 @@ struct Result {
 
 class Cluster final : public SimWorld {
  public:
-  // Of one node, around the one it is given; both outlive its exchanges.
-  using WrapTransport = std::function<std::unique_ptr<transport::Transport>(
-      transport::Transport* inner, base::Executor* executor)>;
-
   // `kernels`, `wrap`: a broken table or transport is a negative control; the
   // reference model always uses the scalar reference. `files`: where the nodes
   // keep snapshots; null: they keep none.
@@ -83,16 +79,20 @@ class Cluster final : public SimWorld {
           snapshot::FileSystem* files = nullptr);
   ~Cluster() override;
 
-  Result Run();  // Start and all that follows
+  Result Run();  // Start and Finish
 
   // For tests that look at a job on its way: then clock().RunFor(…).
   void Start();
+  Result Finish();  // all that follows
   const Result& so_far() const { return result_; }
   daemon::Node& node(int rank) { return *daemons_[rank]->node; }
   transport::InprocPeerNetwork& frames() { return peers_; }
+  // What outlives the node's daemon. Where there is a keeper.
+  SimVault& vault(int node) { return keepers_[node]->vault; }
   // The daemon dies at this instruction of its own, and the next one goes on
   // after `away`. Where there is a keeper.
-  void KillNow(int node, absl::Duration away);
+  // freezes: what it kept is as it was at this instruction.
+  void KillNow(int node, absl::Duration away, bool freezes = true);
 
   // From the job's first step on, a failpoint that kills (the test has
   // configured it) ends the daemon at that very instruction, and the next one
@@ -133,9 +133,6 @@ class Cluster final : public SimWorld {
     base::SimComputePool io;
     device::HostDevice device;
     base::SeededRandom random;
-    std::unique_ptr<transport::Transport> transport;
-    std::unique_ptr<transport::Transport> wrapped;  // null: none
-    std::unique_ptr<transport::PeerLink> peer_link;
     std::unique_ptr<SimPeerPlane> peers;
     std::unique_ptr<daemon::Node> node;
   };
@@ -158,13 +155,13 @@ class Cluster final : public SimWorld {
 
   const Scenario scenario_;
   const kernels::Kernels& kernels_;
-  const WrapTransport wrap_;
   snapshot::FileSystem* const files_;
   base::SimExecutor world_;
   base::SeededRandom seeds_;
   transport::LinkModel links_;
   transport::InprocNetwork network_;
   transport::InprocPeerNetwork peers_;
+  SimNetworks networks_;
   ReferenceModel reference_;
   Corruption corruption_;
   // By node; empty: there are no keepers.

@@ -72,11 +72,14 @@ class Drawing {
                       "weights.codec=int8 gradients.codec=int8"});
     is_exact_ = exchange_ == "exact";
     is_delta_ = absl::StrContains(exchange_, "delta");
+    // What is on its way when links are lost may be the last good copy.
+    relinks_ = profile_ != Profile::kDeath && (!is_delta_ || OneIn(2));
     std::string more;
     if (has_partitions_) absl::StrAppend(&more, " partition_nodes=", owners_);
     // Such jobs keep no snapshots.
     if (!is_delta_ && profile_ != Profile::kDisk && OneIn(4)) {
       gathers_ = true;
+      relinks_ = false;
       absl::StrAppend(&more, " secondary_partition=none");
     }
     if (!is_exact_) {
@@ -192,16 +195,20 @@ class Drawing {
         }
         return;
       case 3:
-        // Peers give up on a node that is silent for 30 s.
+        // A node that is silent for 30 s is missed.
         if (nodes_ > 1 && profile_ != Profile::kDeath) {
           has_node_faults_ = true;
-          Say(at, "cut node ", Below(nodes_), " back ", Between(1, 8000), "ms");
+          const bool is_long = relinks_ && step > 1 && OneIn(3);
+          Say(at, "cut node ", Below(nodes_), " back ",
+              is_long ? Between(25'000, 90'000) : Between(1, 8000), "ms");
         }
         return;
       case 4:
-        // Jobs of several nodes, or without resident weights, are not kept.
-        if (nodes_ == 1 && !gathers_ && profile_ != Profile::kDisk) {
-          Say(at, "restart node 0 back ", Between(1, 500), "ms");
+        // Not all jobs are kept, and of several nodes none that has not begun.
+        if ((nodes_ == 1 && !gathers_) || (relinks_ && step > 1)) {
+          if (profile_ == Profile::kDisk) return;
+          Say(at, "restart node ", Below(nodes_), " back ", Between(1, 500),
+              "ms");
         }
         return;
       default:
@@ -211,8 +218,8 @@ class Drawing {
 
   // Snapshots keep what they find, and what ends early heals nothing.
   bool MayCorrupt() const {
-    return is_delta_ && owners_ > 1 && profile_ != Profile::kDeath &&
-           profile_ != Profile::kDisk;
+    return is_delta_ && owners_ > 1 && !relinks_ &&
+           profile_ != Profile::kDeath && profile_ != Profile::kDisk;
   }
 
   // Alone in its step: nobody shall read the weights again before they heal.
@@ -256,6 +263,7 @@ class Drawing {
   bool is_exact_ = true;
   bool is_delta_ = false;
   bool gathers_ = false;
+  bool relinks_ = false;  // if its nodes lose one another
   bool has_node_faults_ = false;
   int last_lr_ = 0;  // step
   int last_corruption_ = 0;

@@ -278,6 +278,8 @@ absl::Status ParseLine(Line* line, Scenario* scenario) {
     ASSIGN_OR_RETURN(scenario->hold, Time(line->Take()));
   } else if (word == "join_timeout") {
     ASSIGN_OR_RETURN(scenario->join_timeout, Time(line->Take()));
+  } else if (word == "relink") {
+    ASSIGN_OR_RETURN(scenario->relink_timeout, Time(line->Take()));
   } else if (word == "absent") {
     if (!line->Is("rank")) return absl::InvalidArgumentError("absent rank R");
     ASSIGN_OR_RETURN(scenario->absent.emplace_back(),

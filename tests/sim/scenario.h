@@ -75,6 +75,7 @@ struct Scenario {
   bool overlap = false;   // push a bucket as soon as its weights are published
   absl::Duration hold = absl::Minutes(1);
   absl::Duration join_timeout = absl::Minutes(1);
+  absl::Duration relink_timeout = absl::Minutes(2);
   std::vector<int> absent;  // ranks that never come
   transport::LinkFaults link;
   bool has_interfaces = false;  // a node's links share their rate

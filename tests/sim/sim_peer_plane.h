@@ -1,72 +1,80 @@
-// A peer plane whose nodes have links from the start: those of the simulated
-// networks. That nodes meet at all is membership's affair here.
+// A peer plane over the simulated networks. Nodes that begin a job have links
+// at once: that they meet at all is membership's affair here. Nodes that go on
+// with one meet at node 0's daemon as the real ones do
+// (membership::Rendezvous), by polls that are lost where the network is cut or
+// that daemon is away.
+//
+// Every opening has an endpoint and a peer link of its own, gone with the
+// links: what another node still waits for from them fails.
 //
 // Threading: events of its daemon's SimProcess.
 #ifndef TESTS_SIM_SIM_PEER_PLANE_H_
 #define TESTS_SIM_SIM_PEER_PLANE_H_
 
+#include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
-#include <utility>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "server/base/clock.h"
 #include "server/base/executor.h"
 #include "server/daemon/peer_plane.h"
+#include "server/membership/rendezvous.h"
+#include "server/transport/inproc/inproc_peer_link.h"
+#include "server/transport/inproc/inproc_transport.h"
+#include "server/transport/inproc/link_model.h"
 
 namespace ballast::sim {
 
+// Of one node, around the one it is given; both outlive its exchanges.
+using WrapTransport = std::function<std::unique_ptr<transport::Transport>(
+    transport::Transport* inner, base::Executor* executor)>;
+
+// What the planes of all nodes share.
+struct SimNetworks {
+  transport::LinkModel* links = nullptr;
+  transport::InprocNetwork* exchanges = nullptr;
+  transport::InprocPeerNetwork* frames = nullptr;
+  const base::Clock* clock = nullptr;
+  WrapTransport wrap = nullptr;
+  // Where the nodes meet; null while node 0's daemon is away.
+  membership::Rendezvous* rendezvous = nullptr;
+  std::map<int, uint64_t> lives = {};   // of open links, by node
+  std::map<int, absl::Time> ends = {};  // of those that were closed, the last
+};
+
 class SimPeerPlane final : public daemon::PeerPlane {
  public:
-  // Borrows all of them.
-  SimPeerPlane(base::Executor* executor, transport::Transport* transport,
-               transport::PeerLink* peer_link)
-      : executor_(executor), transport_(transport), peer_link_(peer_link) {}
+  SimPeerPlane(NodeRank self, base::Executor* executor, SimNetworks* networks);
+  ~SimPeerPlane() override;
 
   std::string_view transport_name() const override { return "inproc"; }
-
-  absl::Status Check(NodeRank node, const std::string&) const override {
-    if (node == transport_->self()) return absl::OkStatus();
-    return absl::InvalidArgumentError("a daemon of another node");
-  }
-
-  std::unique_ptr<daemon::Opening> Open(const daemon::LinksRequest&,
-                                        Done done) override {
-    auto opening = std::make_unique<SimOpening>();
-    executor_->Post([this, alive = std::weak_ptr<int>(opening->alive),
-                     done = std::move(done)]() mutable {
-      if (alive.expired()) return;
-      std::move(done)(std::make_unique<SimLinks>(transport_, peer_link_));
-    });
-    return opening;
-  }
+  absl::Status Check(NodeRank node, const std::string&) const override;
+  std::unique_ptr<daemon::Opening> Open(const daemon::LinksRequest& request,
+                                        Done done) override;
 
  private:
-  struct SimOpening final : daemon::Opening {
-    std::string WaitingFor() const override { return "the links"; }
-    void GiveUp(const absl::Status&) override {}
-    std::shared_ptr<int> alive = std::make_shared<int>(0);  // weak when posted
-  };
+  class Links;
+  class Beginning;
+  class Meeting;
 
-  class SimLinks final : public daemon::JobLinks {
-   public:
-    SimLinks(transport::Transport* transport, transport::PeerLink* peer_link)
-        : transport_(transport), peer_link_(peer_link) {}
-    ~SimLinks() override { peer_link_->SetObserver(nullptr); }
-    transport::Transport* transport() override { return transport_; }
-    transport::PeerLink* peer_link() override { return peer_link_; }
-    // Dead nodes show by their silence only.
-    daemon::PeerState StateOf(NodeRank, absl::Status*) const override {
-      return daemon::PeerState::kReady;
-    }
+  bool IsReachable(NodeRank node) const {
+    return node == self_ || !networks_->links->IsCut(self_, node);
+  }
+  absl::StatusOr<v1::RendezvousReply> Poll(
+      const v1::RendezvousRequest& request) const;
+  void Leave(const daemon::LinksRequest& request);
+  std::unique_ptr<daemon::JobLinks> MakeLinks(
+      const daemon::LinksRequest& request, std::map<int, uint64_t> members);
 
-   private:
-    transport::Transport* const transport_;
-    transport::PeerLink* const peer_link_;
-  };
-
+  const NodeRank self_;
   base::Executor* const executor_;
-  transport::Transport* const transport_;
-  transport::PeerLink* const peer_link_;
+  SimNetworks* const networks_;
+  membership::Rendezvous rendezvous_;  // node 0's
 };
 
 }  // namespace ballast::sim

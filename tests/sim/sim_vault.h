@@ -50,7 +50,8 @@ class SimVault final : public base::Vault {
   // it still does to it: it is dead.
   void Freeze() {
     for (auto& [name, item] : items_) {
-      for (const char* of_daemon : {"optimizer state", "undo log", "record"}) {
+      for (const char* of_daemon : {"optimizer state", "undo log", "record",
+                                    "gradient residuals", "published chunks"}) {
         if (!absl::EndsWith(name, of_daemon)) continue;
         base::Segment copy = CopyOf(item.fds[0].get());
         item.fds[0] = *copy.Duplicate();

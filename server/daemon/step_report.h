@@ -1,0 +1,14 @@
+// What the engine says of a step, as the control block has it.
+#ifndef SERVER_DAEMON_STEP_REPORT_H_
+#define SERVER_DAEMON_STEP_REPORT_H_
+
+#include "server/engine/ports.h"
+#include "server/ipc/control_block_view.h"
+
+namespace ballast::daemon {
+
+ipc::StepReport ToReport(const engine::StepSummary& summary);
+
+}  // namespace ballast::daemon
+
+#endif  // SERVER_DAEMON_STEP_REPORT_H_
