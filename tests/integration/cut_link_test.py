@@ -36,6 +36,7 @@ class CutLinkTest(lab.TestCase):
             "listen.peer=%s:7470" % self.link.addresses[node],
             "node.name=host-%d" % node, "transport.peer_timeout=3s",
             "transport.connect_timeout=5s", "jobs.hold=2s",
+            "transport.relink_timeout=0s",
             "transport.ucx_devices=" + self.link.devices[node],
             wrap=lambda command, n=node: self.link.inside(n, command))
                         for node in range(2)]

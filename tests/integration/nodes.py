@@ -15,14 +15,16 @@ def waiting_for(daemon):
 class NodesCase(lab.TestCase):
 
     def start_nodes(self, count, *overrides):
-        """Daemons that find one another at the first one's port."""
+        """Daemons that find one another at the first one's port; a lost link
+        ends a job, unless overrides say more."""
         ports = [launch.free_port() for _ in range(count)]
         self.peers = ["127.0.0.1:%d" % port for port in ports]
         self.coordinator = self.peers[0]
         return [self.start_daemon(
             "listen.peer=" + peer, "transport.ucx_devices=lo",
             "transport.peer_timeout=3s", "transport.connect_timeout=10s",
-            "node.name=host-%d" % node, *overrides, http=True)
+            "transport.relink_timeout=0s", "node.name=host-%d" % node,
+            *overrides, http=True)
                 for node, peer in enumerate(self.peers)]
 
     def session(self, daemons, rank, workers, tensors, **options):
