@@ -159,7 +159,7 @@ class Sessions {
   int num_connections() const { return connections_.size(); }
   int num_idle_connections() const { return idle_.size(); }
   uint64_t attaches() const { return attaches_; }
-  uint64_t bytes() const;  // by the formula, of all jobs
+  uint64_t bytes() const;                        // by the formula, of all jobs
   uint64_t BytesOf(std::string_view job) const;  // 0: there is none
 
  private:

@@ -492,9 +492,9 @@ TEST_F(BoundedSessionsTest, RefusesBeforeItAllocates) {  // I26
 TEST_F(BoundedSessionsTest, CountsWhatIsOnItsWayBetweenNodes) {
   Connect("a");
   host_.windows = uint64_t{1} << 40;
-  EXPECT_THAT(Attach("a", SmallRequest("a", 0, 1)),
-              StatusIs(absl::StatusCode::kResourceExhausted,
-                       "limits.max_job_bytes"));
+  EXPECT_THAT(
+      Attach("a", SmallRequest("a", 0, 1)),
+      StatusIs(absl::StatusCode::kResourceExhausted, "limits.max_job_bytes"));
   host_.windows = 1000;
   const uint64_t before = sessions_.bytes();
   ASSERT_THAT(Attach("a", SmallRequest("a", 0, 1)), IsOk());
