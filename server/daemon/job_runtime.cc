@@ -541,6 +541,7 @@ void JobRuntime::Relink(const absl::Status& why) {
   parts_.executor->Cancel(std::exchange(lost_timer_, 0));
   StartRelinking(why);
   is_quieting_ = true;
+  if (snapshots_ != nullptr) snapshots_->OnLinksLost(why);
   membership_->Relink(why);
   if (peers_ != nullptr) peers_->Stop();
   engine_->Suspend();
@@ -608,14 +609,8 @@ void JobRuntime::OnSnapshot(const absl::StatusOr<snapshot::Saved>& saved) {
   const snapshot::SnapshotStatus status = snapshots_->status();
   snapshot_metrics_.OnSnapshot(status, saved.ok());
   if (parts_.log == nullptr) return;
-  parts_.log(saved.ok()
-                 ? absl::StrCat("snapshot saved job=", parts_.job->spec().name,
-                                " path=", saved->path, " step=", saved->step,
-                                " bytes=", saved->size_bytes, " seconds=",
-                                absl::ToDoubleSeconds(status.last_duration))
-                 : absl::StrCat("snapshot failed job=", parts_.job->spec().name,
-                                " reason=\"",
-                                std::string(saved.status().message()), "\""));
+  parts_.log(
+      SnapshotLine(parts_.job->spec().name, saved, status.last_duration));
 }
 
 void JobRuntime::OnPeerFrame(NodeRank from, const v1::PeerFrame& frame) {

@@ -1,5 +1,6 @@
 #include "server/daemon/snapshot_metrics.h"
 
+#include "absl/strings/str_cat.h"
 #include "server/metrics/families.h"
 
 namespace ballast::daemon {
@@ -37,6 +38,19 @@ void SnapshotMetrics::OnSnapshot(const snapshot::SnapshotStatus& status,
   last_step_->Set(static_cast<double>(status.last->step));
   job_->SetToCurrentTime(last_time_);
   bytes_->Increment(static_cast<double>(status.last->size_bytes));
+}
+
+std::string SnapshotLine(std::string_view job,
+                         const absl::StatusOr<snapshot::Saved>& saved,
+                         absl::Duration took) {
+  const std::string name(job);
+  if (!saved.ok()) {
+    return absl::StrCat("snapshot failed job=", name, " reason=\"",
+                        std::string(saved.status().message()), "\"");
+  }
+  return absl::StrCat("snapshot saved job=", name, " path=", saved->path,
+                      " step=", saved->step, " bytes=", saved->size_bytes,
+                      " seconds=", absl::ToDoubleSeconds(took));
 }
 
 }  // namespace ballast::daemon

@@ -1,11 +1,16 @@
-// The metrics of one job's snapshots; handles are looked up once.
+// What the metrics and the log say of one job's snapshots; handles are looked
+// up once.
 //
 // Threading: control thread only.
 #ifndef SERVER_DAEMON_SNAPSHOT_METRICS_H_
 #define SERVER_DAEMON_SNAPSHOT_METRICS_H_
 
 #include <cstdint>
+#include <string>
+#include <string_view>
 
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "server/metrics/metrics.h"
 #include "server/snapshot/job_snapshots.h"
 
@@ -34,6 +39,11 @@ class SnapshotMetrics {
   int64_t counted_skipped_ = 0;
   uint64_t counted_copied_ = 0;
 };
+
+// What the log says of one that has ended, after so long.
+std::string SnapshotLine(std::string_view job,
+                         const absl::StatusOr<snapshot::Saved>& saved,
+                         absl::Duration took);
 
 }  // namespace ballast::daemon
 

@@ -47,6 +47,7 @@ JobSnapshots::JobSnapshots(const Parts& parts)
              parts.residuals != nullptr}),
       capture_(&plan_, parts.state, parts.weights, parts.residuals),
       io_(parts.io),
+      memory_(parts.io),
       last_due_(parts.clock->Now()),
       alive_(std::make_shared<int>(0)) {}
 
@@ -330,7 +331,7 @@ absl::Status JobSnapshots::MakeImage() {
 // then, with a snapshot to say it of.
 void JobSnapshots::TakeMemory() {
   if (!MakeImage().ok() || image_ == nullptr) return;
-  io_.Run(
+  memory_.Run(
       [image = image_->bytes()] {
         // Changes no byte, so that copies may come meanwhile.
         std::ignore = madvise(image.data(), image.size(), MADV_POPULATE_WRITE);
@@ -468,6 +469,15 @@ void JobSnapshots::EndActive(const absl::StatusOr<Saved>& saved) {
   parts_.port->OnSnapshot(saved);
 }
 
+void JobSnapshots::OnLinksLost(const absl::Status& why) {
+  if (!active_.has_value()) return;
+  const absl::Status status = absl::AbortedError(absl::StrCat(
+      "nodes were lost while it was written: ", std::string(why.message())));
+  if (is_coordinator()) return Conclude(active_->id, status, 0);
+  EndActive(status);
+  RunIdle();
+}
+
 // ---- Frames. ----
 
 void JobSnapshots::Send(NodeRank to, const std::string& id,
@@ -548,7 +558,8 @@ void JobSnapshots::WhenIdle(absl::AnyInvocable<void() &&> fn) {
 }
 
 void JobSnapshots::RunIdle() {
-  const bool is_quiet = writer_ == nullptr && io_.is_idle();
+  const bool is_quiet =
+      writer_ == nullptr && io_.is_idle() && memory_.is_idle();
   if (active_.has_value() || !wishes_.empty() || !asked_.empty() || !is_quiet) {
     return;
   }

@@ -123,6 +123,10 @@ class JobSnapshots {
   // All of the step is published here.
   void OnFinished(Step step);
   void OnFrame(NodeRank from, const v1::SnapshotFrame& frame);
+  // The nodes have lost one another, and one of them perhaps what it knew of
+  // the snapshot that is being written: it is given up, on all of them. Wishes
+  // stay.
+  void OnLinksLost(const absl::Status& why);
 
   // Takes a snapshot of the current version; `name` empty: named by its step.
   // InvalidArgument; ResourceExhausted: too many are waiting.
@@ -195,6 +199,7 @@ class JobSnapshots {
   const ShardPlan plan_;
   Capture capture_;
   IoQueue io_;
+  IoQueue memory_;  // beside files, so that no snapshot waits for it
   std::unique_ptr<device::PrivateBuffer> image_;
   WeightVersion finished_{-1};
   WeightVersion committed_{-1};
