@@ -29,8 +29,8 @@ struct Death {
 Cluster::Daemon::Daemon(Cluster* cluster, int rank)
     : process(&cluster->world_, absl::StrCat("daemon-", rank)),
       pool(&process, cluster->seeds_.Next(), /*num_threads=*/3),
-      io(&process, cluster->seeds_.Next(), /*num_threads=*/1,
-         /*max_delay=*/absl::Milliseconds(1)),
+      io(&process, cluster->seeds_.Next(), /*num_threads=*/2,
+         /*max_delay=*/absl::Microseconds(300)),
       device({}, &process),
       random(cluster->seeds_.Next()) {
   daemon::Leaves leaves;

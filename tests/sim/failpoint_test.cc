@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
@@ -58,8 +59,8 @@ std::set<std::string> Names() {
 // snapshots all the time.
 Scenario Eventful(std::string_view exchange) {
   auto parsed = ParseScenario(
-      "failpoints", absl::StrCat("exchange ", std::string(exchange), R"(
-nodes 1
+      "failpoints",
+      absl::StrCat("nodes 1\nexchange ", std::string(exchange), R"(
 workers 2
 tensor wte float32 3x2049
 tensor head bfloat16 5001
@@ -145,6 +146,22 @@ TEST(FailpointTest, ManyDeathsChangeNoBit) {
                           seed % 2 == 0 ? "zeropp" : "delta4", seed);
   }
   EXPECT_GT(deaths, 100);
+}
+
+// Of two nodes, either one's; also while a snapshot is being written, which the
+// other one has to give up.
+TEST(FailpointTest, ADeathOfOneOfTwoNodesChangesNoBit) {
+  constexpr std::string_view kExchange = "delta4 override:*=int4\nnodes 2";
+  int deaths = 0;
+  for (const std::string& name : Names()) {
+    if (kTakingOver.contains(name)) continue;
+    deaths += CountDeaths(absl::StrCat(name, "=kill@9"), kExchange, 9);
+    if (!absl::StartsWith(name, "snapshot.")) continue;
+    for (const int hit : {2, 5}) {
+      deaths += CountDeaths(absl::StrCat(name, "=kill@", hit), kExchange, hit);
+    }
+  }
+  EXPECT_GT(deaths, 20);
 }
 
 }  // namespace

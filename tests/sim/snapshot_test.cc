@@ -224,18 +224,22 @@ TEST(SnapshotTest, SurvivesFaultsOfTraining) {
   add(Fault::Kind::kNan, 4, 2);
   add(Fault::Kind::kValue, 5, 3)->value = 0.5;
   add(Fault::Kind::kSlow, 6, 0)->back_after = absl::Milliseconds(30);
+  int num_later = 0;
   for (uint64_t seed = 0; seed < 10; ++seed) {
     MemoryFileSystem files;
     const Result result = RunJob(scenario, seed, &files);
     EXPECT_TRUE(result.passed()) << seed << "\n" << Violations(result);
     EXPECT_EQ(result.faults, 4);
     const int64_t step = NewestStep(files);
-    EXPECT_GE(step, 4);
+    // A lost frame is repeated after longer than the rest of the run.
+    EXPECT_GE(step, 2);
+    num_later += step >= 4;
     Scenario next = MakeScenario(4, 1);
     next.faults = scenario.faults;  // the reference model knows of them
     next.faults[2].step = 100;
     GoOn(next, 11, seed, &files, absl::StrCat("seed ", seed));
   }
+  EXPECT_GE(num_later, 5);
 }
 
 // The power fails in the middle of it; the machines come again.
