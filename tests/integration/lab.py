@@ -230,8 +230,17 @@ class Worker:
 
     def finish(self):
         """(exit code, rest of the output)"""
-        output, _ = self.process.communicate(timeout=PATIENCE)
-        return self.process.returncode, output
+        # communicate() would lose what expect() has read ahead.
+        output = []
+        reader = threading.Thread(
+            target=lambda: output.append(self.process.stdout.read()),
+            daemon=True)
+        reader.start()
+        reader.join(PATIENCE)
+        if reader.is_alive():
+            self.process.kill()
+            raise AssertionError("the worker did not end in %d s" % PATIENCE)
+        return self.process.wait(PATIENCE), output[0]
 
 
 def missing():

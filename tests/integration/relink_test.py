@@ -134,7 +134,8 @@ class RelinkTest(Case):
         """SIGTERM: the daemon ends at its ease, and the next one goes on."""
         expected = self.undisturbed(2, 30, "exact")
         daemons = self.start_nodes_kept(2)
-        workers = self.start_job(daemons, 30, 0.02)
+        # A daemon that drains lets steps go on until it rests.
+        workers = self.start_job(daemons, 30, 0.2)
         for daemon in daemons:
             workers[0].expect("step")
             daemon.signal(signal.SIGTERM)
