@@ -15,6 +15,7 @@ import contextlib
 import faulthandler
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -257,6 +258,18 @@ def missing():
 @unittest.skipIf(missing(), missing())
 class TestCase(unittest.TestCase):
     """Starts daemons and ends them; shows their logs when a test fails."""
+
+    def digest_of(self, workers):
+        """What all of them print at their end as "digest X"."""
+        found = set()
+        for worker in workers:
+            code, output = worker.finish()
+            self.assertEqual(code, 0, output)
+            said = re.search(r"digest (\w+)", output)
+            self.assertIsNotNone(said, output)
+            found.add(said.group(1))
+        self.assertEqual(len(found), 1, found)
+        return found.pop()
 
     def start_daemon(self, *overrides, http=False, wrap=None):
         """`wrap` turns the daemon's command into the one to run; under it the

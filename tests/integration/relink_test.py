@@ -3,7 +3,6 @@ too, or whose cable is cut for long: all wait, meet again and go on; workers
 only see a pause, and no bit changes (I20, I23)."""
 
 import random
-import re
 import signal
 import sys
 import threading
@@ -72,18 +71,8 @@ class Case(kept.KeptCase, nodes.NodesCase):
                                   self.coordinator, steps, pause, exchange)
                 for node, daemon in enumerate(daemons)]
 
-    def digests(self, workers):
-        """What the ranks end with: one digest."""
-        found = set()
-        for worker in workers:
-            code, output = worker.finish()
-            self.assertEqual(code, 0, output)
-            found.add(re.search(r"digest (\w+)", output).group(1))
-        self.assertEqual(len(found), 1, found)
-        return found.pop()
-
     def undisturbed(self, count, steps, exchange):
-        return self.digests(
+        return self.digest_of(
             self.start_job(self.start_nodes(count), steps, exchange=exchange))
 
 
@@ -113,7 +102,7 @@ class RelinkTest(Case):
                 daemons[node].start()
             hit += victims
         print("killed: %s" % hit, file=sys.stderr)
-        self.assertEqual(self.digests(workers), expected)
+        self.assertEqual(self.digest_of(workers), expected)
         self.assertGreater(len(hit), times // 2)
         self.assertEqual([worker.pid for worker in workers], pids)
         self.assert_nothing_is_left(daemons)  # I28
@@ -141,7 +130,7 @@ class RelinkTest(Case):
             daemon.signal(signal.SIGTERM)
             self.assertEqual(daemon.wait(), 0)
             daemon.start()
-        self.assertEqual(self.digests(workers), expected)
+        self.assertEqual(self.digest_of(workers), expected)
 
     def test_status_and_metrics_say_who_is_away(self):
         expected = self.undisturbed(2, 20, "exact")
@@ -156,7 +145,7 @@ class RelinkTest(Case):
         self.assertIn('ballast_job_peers_absent{job_id="job"} 1',
                       daemons[0].metrics())
         daemons[1].start()
-        self.assertEqual(self.digests(workers), expected)
+        self.assertEqual(self.digest_of(workers), expected)
         self.assertIn("nodes linked again", daemons[0].log())
 
     def test_who_comes_without_its_memory_is_lost(self):  # I23

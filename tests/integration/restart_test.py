@@ -3,7 +3,6 @@ workers only see a pause, and no bit changes (I20)."""
 
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -63,18 +62,8 @@ class RestartTest(kept.KeptCase):
                                   rank=rank, world=world)
                 for rank in range(world)]
 
-    def digests(self, workers):
-        """What the ranks end with: one digest."""
-        found = set()
-        for worker in workers:
-            code, output = worker.finish()
-            self.assertEqual(code, 0, output)
-            found.add(re.search(r"digest (\w+)", output).group(1))
-        self.assertEqual(len(found), 1, found)
-        return found.pop()
-
     def undisturbed(self, steps, exchange="exact"):
-        return self.digests(
+        return self.digest_of(
             self.start_job(self.start_daemon(), steps, exchange=exchange))
 
     def check_restarts(self, number, times, exchange="exact", steps=150):
@@ -96,7 +85,7 @@ class RestartTest(kept.KeptCase):
             daemon.start()
             done += 1
         print("restarts: %d" % done, file=sys.stderr)
-        self.assertEqual(self.digests(workers), expected, daemon.log())
+        self.assertEqual(self.digest_of(workers), expected, daemon.log())
         self.assertGreater(done, times // 2)
         self.assertEqual([worker.pid for worker in workers], pids)
         # Nothing is left behind (I28).
@@ -129,7 +118,7 @@ class RestartTest(kept.KeptCase):
         replacement = self.start_worker(daemon, _WORKER, 6, 0, "exact",
                                         rank=1, world=2)
         self.assertIn("after", replacement.expect("open"))
-        self.assertEqual(self.digests([survivor, replacement]), expected)
+        self.assertEqual(self.digest_of([survivor, replacement]), expected)
 
     def test_a_worker_that_was_missing_is_replaced_later(self):
         expected = self.undisturbed(6)
@@ -143,7 +132,7 @@ class RestartTest(kept.KeptCase):
         daemon.start()
         replacement = self.start_worker(daemon, _WORKER, 6, 0, "exact",
                                         rank=1, world=2)
-        self.assertEqual(self.digests([survivor, replacement]), expected)
+        self.assertEqual(self.digest_of([survivor, replacement]), expected)
 
     def test_ranks_that_closed_stay_closed(self):
         daemon, keeper = self.start_kept()
@@ -178,7 +167,7 @@ class RestartTest(kept.KeptCase):
                                   timeout=lab.PATIENCE)
             self.assertEqual(done.returncode, 1)
             self.assertIn(message, done.stdout)
-        self.assertEqual(self.digests(self.start_job(daemon, 2)),
+        self.assertEqual(self.digest_of(self.start_job(daemon, 2)),
                          self.undisturbed(2))
         del keeper
 
@@ -198,7 +187,7 @@ class RestartTest(kept.KeptCase):
         daemon.signal(signal.SIGKILL)
         daemon.wait()
         daemon.start()
-        self.assertEqual(self.digests(workers), expected)
+        self.assertEqual(self.digest_of(workers), expected)
         self.assertIn('ballast_jobs_taken_over_total{outcome="ok"} 1',
                       daemon.metrics())
 
@@ -243,7 +232,7 @@ class RestartTest(kept.KeptCase):
         daemon.signal(signal.SIGKILL)
         daemon.wait()
         daemon.start()
-        self.assertEqual(self.digests(workers), expected)
+        self.assertEqual(self.digest_of(workers), expected)
         # It goes with the last daemon, which leaves nothing.
         daemon.signal(signal.SIGTERM)
         daemon.wait()
