@@ -706,6 +706,10 @@ void JobRuntime::GoOn(const v1::View& view) {
     const absl::Status status = GoOnFrom(view.commit(), state);
     if (!status.ok()) return Fail(status);
   }
+  // Not only when the links are looked at next: the job may have ended by then.
+  if (peers_ != nullptr && peers_->Count(PeerState::kReady) == num_nodes_ - 1) {
+    OnAllLinked();
+  }
   Post([this] {
     if (is_stopping_) return;
     if (stopped_) {

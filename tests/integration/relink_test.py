@@ -135,7 +135,8 @@ class RelinkTest(Case):
     def test_status_and_metrics_say_who_is_away(self):
         expected = self.undisturbed(2, 20, "exact")
         daemons = self.start_nodes_kept(2)
-        workers = self.start_job(daemons, 20, 0.02)
+        # Longer than what looks at the links takes to look again.
+        workers = self.start_job(daemons, 20, 0.1)
         workers[0].expect("step 2")
         daemons[1].signal(signal.SIGKILL)
         daemons[1].wait()
