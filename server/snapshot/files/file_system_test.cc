@@ -1,4 +1,4 @@
-// Both file systems do the same, and the real one stays below its root.
+// All file systems do the same, and the real one stays below its root.
 #include "server/snapshot/files/file_system.h"
 
 #include <sys/stat.h>
@@ -12,6 +12,7 @@
 #include "gtest/gtest.h"
 #include "server/base/random.h"
 #include "server/base/status_matchers.h"
+#include "server/snapshot/files/held_files.h"
 #include "server/snapshot/files/memory_file_system.h"
 #include "server/snapshot/files/posix_file_system.h"
 
@@ -111,6 +112,9 @@ TEST_P(FileSystemTest, RefusesPathsThatLeadElsewhere) {  // I27
 
 INSTANTIATE_TEST_SUITE_P(Memory, FileSystemTest, testing::Values([] {
                            return std::make_unique<MemoryFileSystem>();
+                         }));
+INSTANTIATE_TEST_SUITE_P(Held, FileSystemTest, testing::Values([] {
+                           return std::make_unique<HeldFiles>(1 << 20);
                          }));
 INSTANTIATE_TEST_SUITE_P(Posix, FileSystemTest, testing::Values([] {
                            return std::make_unique<PosixFileSystem>(

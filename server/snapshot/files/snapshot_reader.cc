@@ -273,11 +273,17 @@ absl::Status SnapshotReader::ReadSection(Shard& shard,
 
 absl::Status SnapshotReader::Read(Wanted wanted, Sink sink,
                                   const std::atomic<bool>* cancelled) {
-  for (Shard& shard : shards_) {
-    for (const StoredSection& section : shard.sections) {
-      if (!wanted(section)) continue;
-      RETURN_IF_ERROR(ReadSection(shard, section, sink, cancelled));
-    }
+  for (int shard = 0; shard < num_shards(); ++shard) {
+    RETURN_IF_ERROR(ReadShard(shard, wanted, sink, cancelled));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SnapshotReader::ReadShard(int shard, Wanted wanted, Sink sink,
+                                       const std::atomic<bool>* cancelled) {
+  for (const StoredSection& section : shards_[shard].sections) {
+    if (!wanted(section)) continue;
+    RETURN_IF_ERROR(ReadSection(shards_[shard], section, sink, cancelled));
   }
   return absl::OkStatus();
 }

@@ -62,6 +62,11 @@ class SnapshotReader {
   // Of the manifest's text: names this snapshot among all others.
   uint64_t checksum() const { return checksum_; }
   uint64_t data_bytes() const;
+  // By node rank, as the manifest names the files; sections by offset.
+  int num_shards() const { return static_cast<int>(shards_.size()); }
+  std::span<const StoredSection> sections(int shard) const {
+    return shards_[shard].sections;
+  }
 
   using Wanted = absl::FunctionRef<bool(const StoredSection& section)>;
   // `offset`: of `bytes` in the section; slices come in order and are whole
@@ -73,6 +78,9 @@ class SnapshotReader {
   // slice; null: never.
   absl::Status Read(Wanted wanted, Sink sink,
                     const std::atomic<bool>* cancelled = nullptr);
+  // The same of one file.
+  absl::Status ReadShard(int shard, Wanted wanted, Sink sink,
+                         const std::atomic<bool>* cancelled = nullptr);
 
  private:
   struct Shard {
