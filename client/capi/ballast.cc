@@ -370,6 +370,14 @@ int ballast_rank0_cursor(ballast_session* session, void* buffer,
   });
 }
 
+int ballast_resumed_from(ballast_session* session, void* buffer,
+                         size_t capacity, size_t* size_bytes,
+                         ballast_error* error) {
+  return Guarded(session, error, [&](Worker& worker) {
+    return CopyOut(worker.resumed_from(), buffer, capacity, size_bytes);
+  });
+}
+
 int ballast_stats(ballast_session* session, double timeout, char** json,
                   ballast_error* error) {
   return Guarded(session, error, [&](Worker& worker) -> absl::Status {

@@ -257,6 +257,11 @@ int ballast_rank0_cursor(ballast_session* session, void* buffer,
                          size_t capacity, size_t* size_bytes,
                          ballast_error* error);
 
+/* What a resumed job goes on from, in words; no bytes: from where it stood. */
+int ballast_resumed_from(ballast_session* session, void* buffer,
+                         size_t capacity, size_t* size_bytes,
+                         ballast_error* error);
+
 /* One JSON object: the job as the daemon sees it. Free with ballast_free. */
 int ballast_stats(ballast_session* session, double timeout, char** json,
                   ballast_error* error);

@@ -175,6 +175,22 @@ std::string RenderSnapshots(const v1::SnapshotStatus& snapshots) {
   return text;
 }
 
+std::string RenderReplicas(const v1::ReplicaStatus& replicas) {
+  if (!replicas.enabled()) return Line("replicas", "off");
+  std::string text =
+      Line("replicas",
+           absl::StrCat(replicas.made(), " made, ", replicas.failed(),
+                        " failed, ", replicas.skipped(), " skipped; ",
+                        FormatBytes(replicas.held_bytes()), " held here, ",
+                        FormatBytes(replicas.bytes_sent()), " sent")) +
+      Line("last replica", absl::StrCat("step ", replicas.last_step(), ", ",
+                                        replicas.lag_steps(), " behind"));
+  if (!replicas.last_error().empty()) {
+    text += Line("replica error", replicas.last_error());
+  }
+  return text;
+}
+
 std::string Render(const v1::GetJobReply& job) {
   const v1::JobSummary& summary = job.summary();
   std::string text =
@@ -205,6 +221,7 @@ std::string Render(const v1::GetJobReply& job) {
            absl::StrCat(job.weight_chunks_bad(), " damaged, ",
                         job.weight_chunks_healed(), " healed")) +
       QualityLines(job) + RenderSnapshots(job.snapshots()) +
+      RenderReplicas(job.replicas()) +
       Line("waits for",
            summary.waiting_for().empty() ? "nobody" : summary.waiting_for()) +
       Line("last failure",

@@ -81,6 +81,7 @@ void Worker::TakeBegin() {
   optimizer_step_ = begin.optimizer_step();
   cursor_ = begin.cursor();
   rank0_cursor_ = begin.rank0_cursor();
+  resumed_from_ = begin.source();
   former_cursor_.reset();
   if (begin.has_step_input()) former_cursor_ = begin.step_cursor();
 }

@@ -88,7 +88,12 @@ class Worker {
   Worker& operator=(const Worker&) = delete;
 
   // Whether a job that existed goes on (initial values were not used).
-  bool is_resumed() const { return attachment_->attach.resumed(); }
+  // A job that existed goes on.
+  bool is_resumed() const {
+    return attachment_->attach.resumed() || !resumed_from_.empty();
+  }
+  // What it goes on from, in words; empty: from where it stood.
+  const std::string& resumed_from() const { return resumed_from_; }
   int64_t open_step() const;  // the step to compute
   // Whether this rank's former worker gave all of the open step. It is
   // computed again, for what the caller keeps himself and for ranks that meet
@@ -224,6 +229,7 @@ class Worker {
   int64_t optimizer_step_ = 0;
   std::string cursor_;
   std::string rank0_cursor_;
+  std::string resumed_from_;  // perhaps not known when this rank attached
   std::optional<std::string> former_cursor_;  // given for word_: counts
   std::string open_cursor_;  // these two were handed over with word_
   std::vector<proto::GroupValues> open_groups_;

@@ -196,6 +196,11 @@ absl::Status CheckSnapshots(const v1::SnapshotsConfig& snapshots) {
   return CheckDuration("snapshots.every", snapshots.every());
 }
 
+absl::Status CheckReplicas(const v1::ReplicasConfig& replicas) {
+  return CheckRange("replicas.every_steps", replicas.every_steps(), 0,
+                    INT32_MAX);
+}
+
 absl::Status CheckKeeper(const v1::KeeperConfig& keeper) {
   const auto is_path = [](const std::string& path) {
     return path.empty() ||
@@ -256,6 +261,7 @@ v1::Config DefaultConfig() {
   transport.set_reduce("auto");
   config.mutable_snapshots()->set_keep(2);
   config.mutable_keeper();
+  config.mutable_replicas();
   return config;
 }
 
@@ -295,6 +301,7 @@ absl::Status CheckConfig(const v1::Config& config) {
       CheckDuration("jobs.join_timeout", config.jobs().join_timeout()));
   RETURN_IF_ERROR(CheckTransport(config.transport()));
   RETURN_IF_ERROR(CheckSnapshots(config.snapshots()));
+  RETURN_IF_ERROR(CheckReplicas(config.replicas()));
   RETURN_IF_ERROR(CheckKeeper(config.keeper()));
   const std::string& level = config.log().level();
   if (level != "debug" && level != "info" && level != "warn" &&

@@ -150,6 +150,8 @@ TEST(ConfigTest, BoundsAreChecked) {
                           "snapshots.every=1h",
                           "snapshots.every_steps=-1",
                           "snapshots.keep=-1",
+                          "replicas.every_steps=-1",
+                          "replicas.max_bytes_per_second=-1",
                           "keeper.socket=relative.sock",
                           "keeper.program=/usr/bin/ballast-keeper"}) {
     EXPECT_THAT(LoadConfig("", {bad}), StatusIs(kInvalid)) << bad;

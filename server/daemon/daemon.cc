@@ -142,10 +142,12 @@ absl::Status Daemon::CreateCore() {
     leaves.peers = peers_.get();
   }
   RETURN_IF_ERROR(At("snapshots.directory", OpenSnapshots()));
+  StartIo();
   leaves.snapshot_files = snapshot_files_.get();
   leaves.io = io_.get();
   NodeOptions options;
   options.snapshots = SnapshotSchedule(config_);
+  options.replicas = ReplicaSchedule(config_);
   options.sessions = SessionOptions(config_);
   options.sessions.metrics = metrics_.get();
   options.sessions.log = LogInfo;
@@ -167,13 +169,20 @@ absl::Status Daemon::OpenSnapshots() {
   // That it can be read; whether it can be written shows each snapshot anew.
   RETURN_IF_ERROR(files->List("").status());
   snapshot_files_ = std::move(files);
+  LogInfo(absl::StrCat("keeping snapshots directory=", directory));
+  return absl::OkStatus();
+}
+
+// For whatever touches files, on a disk or in memory.
+void Daemon::StartIo() {
+  if (snapshot_files_ == nullptr && config_.replicas().every_steps() == 0) {
+    return;
+  }
   base::ThreadPool::Options io;
   io.num_threads = kIoThreads;
   io.name = "snapshot";
   io.niceness = kIoNiceness;
   io_ = std::make_unique<base::ThreadPool>(io, loop_.get());
-  LogInfo(absl::StrCat("keeping snapshots directory=", directory));
-  return absl::OkStatus();
 }
 
 absl::Status Daemon::Listen() {

@@ -63,6 +63,7 @@ class Daemon {
   explicit Daemon(const v1::Config& config);
   absl::Status CreateCore();
   absl::Status OpenSnapshots();
+  void StartIo();
   absl::Status Listen();
   absl::Status TakeOver();
   // A keeper holds all: the next daemon goes on with the jobs.

@@ -38,7 +38,7 @@ void Add(const char* name, std::string value, v1::Join* join,
 v1::Join MakeJoin(const session::JobSpec& spec, const layout::Layout& layout,
                   const layout::ExchangePolicy& policy,
                   absl::Duration default_hold, const Algorithms& algorithms,
-                  bool keeps_snapshots) {
+                  bool keeps_snapshots, bool keeps_replicas) {
   v1::Join join;
   join.set_num_nodes(layout.topology().num_nodes);
   join.set_local_world_size(layout.topology().local_world_size);
@@ -64,6 +64,11 @@ v1::Join MakeJoin(const session::JobSpec& spec, const layout::Layout& layout,
   Add("transport.gather", NameOf(algorithms.gather), &join);
   Add("transport.reduce", NameOf(algorithms.reduce), &join);
   Add("snapshots", keeps_snapshots ? "on" : "off", &join);
+  Add("replicas",
+      !keeps_replicas   ? "off"
+      : spec.asks_nodes ? "on"
+                        : "on, and none is gone on from",
+      &join);
   const auto& stored = spec.stored;
   Add("stored state",
       stored.has_value()

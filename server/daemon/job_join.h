@@ -14,11 +14,12 @@ namespace ballast::daemon {
 
 // `policy` is that of spec.exchange; `default_hold` and `algorithms` are the
 // daemon's jobs.hold, transport.gather and transport.reduce;
-// `keeps_snapshots`: it has a snapshots.directory.
+// `keeps_snapshots`: it has a snapshots.directory; `keeps_replicas`: a
+// replicas.every_steps.
 v1::Join MakeJoin(const session::JobSpec& spec, const layout::Layout& layout,
                   const layout::ExchangePolicy& policy,
                   absl::Duration default_hold, const Algorithms& algorithms,
-                  bool keeps_snapshots = false);
+                  bool keeps_snapshots = false, bool keeps_replicas = false);
 
 }  // namespace ballast::daemon
 

@@ -71,6 +71,22 @@ TEST(JobJoinTest, EveryOptionIsNamedWithBothValuesAndNodes) {
   }
 }
 
+TEST(JobJoinTest, DaemonsKeepTheSame) {
+  session::JobSpec spec = Spec();
+  spec.asks_nodes = true;
+  const auto layout =
+      layout::Layout::Create(spec.tensors, {2, 1}, 1, {.bucket_bytes = 8192});
+  const auto join = [&](bool keeps_snapshots, bool keeps_replicas) {
+    return MakeJoin(spec, *layout, *layout::ParsePolicy(spec.exchange),
+                    absl::Minutes(10), {}, keeps_snapshots, keeps_replicas);
+  };
+  EXPECT_THAT(Difference(join(true, false), join(false, false)),
+              HasSubstr("snapshots is off on node 1 but on on node 0"));
+  EXPECT_THAT(Difference(join(false, false), join(false, true)),
+              HasSubstr("replicas is on on node 1 but off on node 0"));
+  EXPECT_EQ(Difference(join(true, true), join(true, true)), "");
+}
+
 TEST(JobJoinTest, TheSameInOtherWordsIsNoDifference) {
   session::JobSpec other = Spec();
   other.exchange = "exact seed=0";

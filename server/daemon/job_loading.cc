@@ -21,12 +21,13 @@ void JobLoading::Start(const session::StoredJob& stored,
 }
 
 std::string DescribeLoaded(const session::LocalJob& job,
+                           const std::string& source,
                            const snapshot::LoadedState& loaded,
                            bool has_residuals) {
   const int world_size = job.layout().topology().world_size();
   return absl::StrCat(
-      "job goes on job=", job.spec().name,
-      " snapshot=", job.spec().stored->path, " step=", loaded.step,
+      "job goes on job=", job.spec().name, " from=\"", source,
+      "\" step=", loaded.step,
       loaded.stored_world_size == world_size
           ? ""
           : absl::StrCat(" cursors=none: stored of ", loaded.stored_world_size,

@@ -44,6 +44,7 @@ class JobLoading {
 
 // The line that says where the job goes on, and what it lacks.
 std::string DescribeLoaded(const session::LocalJob& job,
+                           const std::string& source,
                            const snapshot::LoadedState& loaded,
                            bool has_residuals);
 

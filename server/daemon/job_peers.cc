@@ -51,7 +51,9 @@ void JobPeers::OnLinks(absl::StatusOr<std::unique_ptr<JobLinks>> links) {
 }
 
 void JobPeers::MakeTransport() {
-  TimedTransport::Histograms histograms;
+  TimedTransport::Histograms histograms = {
+      {collective::kReducePhase, nullptr},
+      {collective::kPublishPhase, nullptr}};
   if (parts_.metrics != nullptr) {
     histograms[collective::kReducePhase] =
         parts_.metrics->histogram(Family::kExchangeDuration, {"reduce"});

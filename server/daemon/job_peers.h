@@ -81,6 +81,10 @@ class JobPeers final : public transport::PeerLinkObserver,
   // Null before OnLinked.
   transport::Transport* transport() const { return transport_.get(); }
   transport::Pulls* pulls() const { return pulls_.get(); }
+  // Whether an exchange of gradients or weights is under way.
+  bool is_exchanging() const {
+    return transport_ != nullptr && transport_->num_posted() > 0;
+  }
   // A frame that cannot be sent is a lost one.
   void Send(NodeRank to, const v1::PeerFrame& frame);
 

@@ -6,13 +6,15 @@
 //     the other nodes -> Join -> View -> collective of the generation
 //     -> initial weights from node 0 to all -> masters (both: not if stored)
 //     -> engine starts
-//   Abort -> collective cancelled -> collective of the next generation ->
-//   starts end   -> engine stopped, collective cancelled, updates done ->
-//   memory free
+//   Abort -> collective cancelled -> collective of the next generation starts
+//   end   -> engine stopped, collective cancelled, updates done -> memory free
 //   A link lost -> collective cancelled, updates done, links released ->
 //     the nodes meet again: as above, but that each brings what it kept, and
 //     the View says where the job goes on (membership/rejoin.h). A job that an
 //     earlier daemon left comes in here.
+//
+// In three files: its parts, workers and end; _links: the other nodes and what
+// the members say; _state: snapshots, replicas and what it goes on from.
 //
 // Threading: control thread only.
 // Ownership: keeps all parts of the job but the LocalJob, which Sessions keeps
@@ -41,11 +43,13 @@
 #include "server/daemon/job_loading.h"
 #include "server/daemon/job_peers.h"
 #include "server/daemon/job_record.h"
+#include "server/daemon/job_resume.h"
 #include "server/daemon/job_routes.h"
 #include "server/daemon/job_weights.h"
 #include "server/daemon/limited_log.h"
 #include "server/daemon/peer_plane.h"
 #include "server/daemon/relinking.h"
+#include "server/daemon/replica_metrics.h"
 #include "server/daemon/resumption.h"
 #include "server/daemon/snapshot_metrics.h"
 #include "server/daemon/weight_load.h"
@@ -62,6 +66,8 @@
 #include "server/session/local_job.h"
 #include "server/session/session.h"
 #include "server/snapshot/files/file_system.h"
+#include "server/snapshot/files/held_files.h"
+#include "server/snapshot/job_replicas.h"
 #include "server/snapshot/job_snapshots.h"
 #include "server/snapshot/loader.h"
 
@@ -74,6 +80,8 @@ class JobRuntimeHost {
   virtual void FailJob(session::LocalJob* job, const absl::Status& why) = 0;
   // The job goes on where another life, or other links, left it.
   virtual void OnWentOn(session::LocalJob* job) = 0;
+  // It has a replica of its own: what an earlier life held may go.
+  virtual void OnReplicaMade(const session::LocalJob& job) = 0;
 };
 
 struct JobRuntimeParts {
@@ -94,11 +102,15 @@ struct JobRuntimeParts {
   int buckets_in_flight = 8;
   int64_t batch_bytes = collective::Parts().batch_bytes;
   Algorithms algorithms;
-  // Null: no snapshots are kept; then `io` is not needed.
+  // Null: no snapshots are kept; then `io` is needed for replicas only.
   snapshot::FileSystem* snapshot_files = nullptr;
   base::ComputePool* io = nullptr;  // for files
   base::Random* random = nullptr;
   snapshot::Schedule snapshots;
+  snapshot::ReplicaSchedule replicas;
+  // What an earlier life of the job held on this node, until OnReplicaMade;
+  // null: nothing.
+  snapshot::HeldFiles* remnant = nullptr;
   std::function<void(const std::string& event)> log = nullptr;  // null: none
   absl::Duration default_hold = absl::Minutes(10);
   absl::Duration join_timeout = absl::InfiniteDuration();
@@ -149,8 +161,10 @@ class JobRuntime final : public session::JobObserver,
   // Null with one node.
   const JobPeers* peers() const { return peers_.get(); }
   const JobRoutes& routes() const { return routes_; }
-  // Null where none are kept.
+  // Null where neither they nor replicas are kept.
   snapshot::JobSnapshots* snapshots() const { return snapshots_.get(); }
+  // After Stop: its replicas, if there are any.
+  std::shared_ptr<snapshot::HeldFiles> TakeHeld();
   // Null if all weights are resident.
   const JobWeights* gathered() const { return weights_.get(); }
 
@@ -198,6 +212,8 @@ class JobRuntime final : public session::JobObserver,
   void ReleaseSteps() override;
   std::vector<snapshot::BudgetInfo> Budget() const override;
   void OnSnapshot(const absl::StatusOr<snapshot::Saved>& saved) override;
+  void OnReplica(const absl::StatusOr<snapshot::Saved>& saved) override;
+  std::string AttachedWorkers() const override;
   // membership::FramePort
   void Send(NodeRank to, const v1::PeerFrame& frame) override;
   // optimizer::UpdateObserver
@@ -210,11 +226,19 @@ class JobRuntime final : public session::JobObserver,
   void OnFailed(absl::Status status) override;
 
  private:
+  // How long to wait for a better reason than a lost link.
+  static constexpr absl::Duration kLastWord = absl::Milliseconds(300);
+
   explicit JobRuntime(JobRuntimeParts parts);
   absl::Status Initialize();
   void MakeSnapshots();
+  void MakeResume();
+  snapshot::LoadTarget MakeLoadTarget();
+  void AgreeOnState();
   void Load();
-  void OnLoaded(absl::StatusOr<snapshot::LoadedState> loaded);
+  void OnLoaded(absl::StatusOr<snapshot::LoadedState> loaded,
+                const std::string& source);
+  void Measure();
   void MakeMembership();
   void JoinOthers();
   v1::Join MakeJoin() const;
@@ -245,10 +269,17 @@ class JobRuntime final : public session::JobObserver,
   // Null but in delta mode.
   std::unique_ptr<collective::PublishedChunks> published_;
   std::unique_ptr<optimizer::ShardState> state_;
-  std::unique_ptr<optimizer::Residuals> residuals_;    // with error feedback
-  std::unique_ptr<snapshot::JobSnapshots> snapshots_;  // null: none are kept
+  std::unique_ptr<optimizer::Residuals> residuals_;  // with error feedback
+  // Outlives what is being sent of it. Null: there are no replicas.
+  std::shared_ptr<snapshot::HeldFiles> held_;
+  // Null: neither snapshots nor replicas are kept.
+  std::unique_ptr<snapshot::JobSnapshots> snapshots_;
   SnapshotMetrics snapshot_metrics_;
+  ReplicaMetrics replica_metrics_;
   std::unique_ptr<JobLoading> loading_;  // of a stored job, until it is read
+  // Null: other nodes are not asked what they hold.
+  std::unique_ptr<JobResume> resume_;
+  bool is_loaded_ = false;  // from files or a replica
   std::unique_ptr<optimizer::Optimizer> optimizer_;
   std::unique_ptr<WeightLoad> load_;
   std::unique_ptr<engine::JobEngine> engine_;

@@ -10,6 +10,7 @@
 #include "server/base/names.h"
 #include "server/base/status_macros.h"
 #include "server/collective/collective.h"
+#include "server/daemon/job_identity.h"
 #include "server/layout/exchange_plan.h"
 #include "server/layout/policy.h"
 #include "server/service/convert.h"
@@ -95,7 +96,7 @@ void FillQuality(const layout::Layout& layout, const JobRuntime& runtime,
 
 void FillSnapshots(const snapshot::JobSnapshots* snapshots,
                    v1::SnapshotStatus* reply) {
-  if (snapshots == nullptr) return;
+  if (snapshots == nullptr || !snapshots->keeps_files()) return;
   const snapshot::SnapshotStatus status = snapshots->status();
   reply->set_enabled(true);
   reply->set_saving(status.is_saving);
@@ -113,6 +114,22 @@ void FillSnapshots(const snapshot::JobSnapshots* snapshots,
   reply->set_last_error(std::string(status.last_error.message()));
 }
 
+void FillReplicas(const snapshot::JobSnapshots* snapshots,
+                  v1::ReplicaStatus* reply) {
+  if (snapshots == nullptr) return;
+  const snapshot::ReplicaStatus status = snapshots->status().replicas;
+  reply->set_enabled(status.is_enabled);
+  reply->set_made(status.made);
+  reply->set_failed(status.failed);
+  reply->set_skipped(status.skipped);
+  reply->set_last_step(status.last_step);
+  reply->set_lag_steps(status.lag_steps);
+  reply->set_held_bytes(status.held_bytes);
+  reply->set_bytes_sent(status.bytes_sent);
+  reply->set_bytes_received(status.bytes_received);
+  reply->set_last_error(std::string(status.last_error.message()));
+}
+
 // One that has closed the job may not know yet that this was heard.
 bool HasWorkers(const session::LocalJob& job) {
   for (int l = 0; l < job.local_world_size(); ++l) {
@@ -126,6 +143,7 @@ session::Options SessionOptions(const Leaves& leaves,
   session::Options result = options.sessions;
   result.allow_many_nodes = leaves.peers != nullptr;
   result.keeps_snapshots = leaves.snapshot_files != nullptr;
+  result.keeps_replicas = options.replicas.every_steps > 0;
   return result;
 }
 
@@ -134,6 +152,7 @@ session::Options SessionOptions(const Leaves& leaves,
 Node::Node(const Leaves& leaves, const NodeOptions& options)
     : leaves_(leaves),
       options_(options),
+      remnants_(leaves.executor, options.sessions.log),
       sessions_(std::make_unique<session::Sessions>(
           SessionOptions(leaves, options), leaves.device, leaves.executor,
           this)),
@@ -335,17 +354,65 @@ absl::StatusOr<session::JobObserver*> Node::StartJob(session::LocalJob* job) {
   parts.io = leaves_.io;
   parts.random = leaves_.random;
   parts.snapshots = options_.snapshots;
+  parts.replicas = options_.replicas;
+  if (job->spec().asks_nodes) {
+    parts.remnant = remnants_.Claim(OwnerOf(*job)).get();
+  } else {
+    remnants_.Drop(OwnerOf(*job), "the job begins without them");
+  }
   parts.join_timeout = options_.sessions.join_timeout;
   parts.peer_timeout = options_.peer_timeout;
   parts.relink_timeout = options_.relink_timeout;
   parts.algorithms = options_.algorithms;
   parts.log = options_.sessions.log;
   parts.warn = leaves_.warn;
-  ASSIGN_OR_RETURN(std::unique_ptr<JobRuntime> runtime,
-                   JobRuntime::Create(std::move(parts)));
-  JobRuntime* const result = runtime.get();
-  runtimes_[name] = std::move(runtime);
+  auto runtime = JobRuntime::Create(std::move(parts));
+  if (!runtime.ok()) {
+    remnants_.Release(OwnerOf(*job), HoldOf(*job));
+    return runtime.status();
+  }
+  JobRuntime* const result = runtime->get();
+  runtimes_[name] = *std::move(runtime);
   return result;
+}
+
+// ---- What jobs leave. ----
+
+Remnants::Owner Node::OwnerOf(const session::LocalJob& job) {
+  return {job.spec().name, job.spec().tenant, job.uid()};
+}
+
+absl::Duration Node::HoldOf(const session::LocalJob& job) const {
+  return job.spec().hold > absl::ZeroDuration()
+             ? job.spec().hold
+             : options_.sessions.default_hold;
+}
+
+void Node::LeaveRemnant(const session::LocalJob& job, JobRuntime* runtime,
+                        bool is_closed) {
+  if (is_closed) return remnants_.Drop(OwnerOf(job), "the job is closed");
+  if (auto held = runtime->TakeHeld(); held != nullptr) {
+    return remnants_.Keep(OwnerOf(job), std::move(held), HoldOf(job));
+  }
+  remnants_.Release(OwnerOf(job), HoldOf(job));
+}
+
+void Node::OnReplicaMade(const session::LocalJob& job) {
+  remnants_.Drop(OwnerOf(job), "the job has newer ones");
+}
+
+void Node::SaveLast(session::LocalJob* job,
+                    absl::AnyInvocable<void(absl::Status) &&> done) {
+  const auto it = runtimes_.find(job->spec().name);
+  if (it == runtimes_.end() || it->second->snapshots() == nullptr) {
+    return leaves_.executor->Post([done = std::move(done)]() mutable {
+      std::move(done)(absl::FailedPreconditionError("it keeps no replicas"));
+    });
+  }
+  it->second->snapshots()->SaveLast(
+      [done = std::move(done)](absl::StatusOr<snapshot::Saved> saved) mutable {
+        std::move(done)(saved.status());
+      });
 }
 
 void Node::FindStored(const session::AttachRequest& request, uint32_t uid,
@@ -357,14 +424,6 @@ void Node::FindStored(const session::AttachRequest& request, uint32_t uid,
         "load=", base::Quoted(job.load),
         ": this daemon keeps no snapshots; set its snapshots.directory")));
   }
-  snapshot::JobIdentity identity;
-  identity.tenant = job.tenant;
-  identity.uid = uid;
-  identity.optimizer = job.optimizer;
-  identity.any_momentum =
-      std::any_of(job.groups.begin(), job.groups.end(),
-                  [](const auto& group) { return group.momentum != 0; });
-  identity.num_groups = job.groups.size();
   const auto policy = layout::ParsePolicy(job.exchange);
   const bool gathers = policy.ok() && policy->gathers_weights;
   // Two threads, in turn.
@@ -372,7 +431,7 @@ void Node::FindStored(const session::AttachRequest& request, uint32_t uid,
       std::make_shared<absl::StatusOr<std::optional<snapshot::Stored>>>();
   lookups_.Run(
       [found, files = leaves_.snapshot_files, name = job.name, load = job.load,
-       identity, tensors = job.tensors] {
+       identity = IdentityOf(job, uid), tensors = job.tensors] {
         *found = snapshot::FindStored(*files, name, load, identity, tensors);
       },
       [found, gathers, done = std::move(done)]() mutable {
@@ -419,11 +478,14 @@ void Node::EndJob(session::LocalJob* job, const absl::Status& why,
     return;
   }
   // The runtime posts this for the last thing it does.
-  it->second->Stop(why, [this, name, done = std::move(done)]() mutable {
-    leaves_.executor->Post([this, name, done = std::move(done),
+  it->second->Stop(why, [this, job, name, is_closed = why.ok(),
+                         done = std::move(done)]() mutable {
+    leaves_.executor->Post([this, job, name, is_closed, done = std::move(done),
                             alive = std::weak_ptr<int>(alive_)]() mutable {
       if (alive.expired()) return;
-      runtimes_.erase(name);
+      const auto it = runtimes_.find(name);
+      LeaveRemnant(*job, it->second.get(), is_closed);
+      runtimes_.erase(it);
       ReleaseMemory(name);
       std::move(done)();
     });
@@ -474,6 +536,9 @@ v1::JobSummary Node::Summarize(const session::LocalJob& job) const {
     if (runtime->gathered() != nullptr) {
       bytes += runtime->gathered()->size_bytes();
     }
+    if (runtime->snapshots() != nullptr) {
+      bytes += runtime->snapshots()->status().replicas.held_bytes;
+    }
     summary.set_generation(runtime->generation().value());
     summary.set_open_step(runtime->engine().open_step().value());
     summary.set_weight_version(runtime->engine().weight_version().value());
@@ -513,6 +578,7 @@ absl::StatusOr<v1::GetJobReply> Node::GetJob(const std::string& name) const {
     FillSteps(runtime->engine(), &reply);
     FillQuality(layout, *runtime, &reply);
     FillSnapshots(runtime->snapshots(), reply.mutable_snapshots());
+    FillReplicas(runtime->snapshots(), reply.mutable_replicas());
     reply.set_steps_since_progress_ms(absl::ToInt64Milliseconds(
         leaves_.clock->Now() - runtime->last_progress()));
     reply.set_routes(runtime->routes().Describe());

@@ -34,12 +34,14 @@
 #include "server/daemon/job_routes.h"
 #include "server/daemon/job_runtime.h"
 #include "server/daemon/peer_plane.h"
+#include "server/daemon/remnants.h"
 #include "server/device/device.h"
 #include "server/layout/layout.h"
 #include "server/metrics/metrics.h"
 #include "server/session/sessions.h"
 #include "server/snapshot/files/file_system.h"
 #include "server/snapshot/io_queue.h"
+#include "server/snapshot/job_replicas.h"
 #include "server/snapshot/job_snapshots.h"
 
 namespace ballast::daemon {
@@ -54,7 +56,7 @@ struct Leaves {
   metrics::Metrics* metrics = nullptr;  // null: none
   PeerPlane* peers = nullptr;           // null: jobs of one node only
   std::function<void(const std::string&)> warn = nullptr;  // null: nowhere
-  // Null: no snapshots are kept. `io` runs what touches files.
+  // Null: no snapshots are kept. `io` runs what touches files, also replicas'.
   snapshot::FileSystem* snapshot_files = nullptr;
   base::ComputePool* io = nullptr;
 };
@@ -76,6 +78,7 @@ struct NodeOptions {
   absl::Duration relink_timeout = absl::Minutes(5);
   Algorithms algorithms;
   snapshot::Schedule snapshots;
+  snapshot::ReplicaSchedule replicas;
 };
 
 class Node final : public session::JobHost, public JobRuntimeHost {
@@ -109,6 +112,7 @@ class Node final : public session::JobHost, public JobRuntimeHost {
   bool is_empty() const { return runtimes_.empty(); }
   // Null if there is no such job (any more). For checks in simulation.
   const JobRuntime* Find(const std::string& name) const;
+  const Remnants& remnants() const { return remnants_; }
 
   // session::JobHost
   session::JobMemory MemoryOf(const session::AttachRequest& request) override;
@@ -122,14 +126,22 @@ class Node final : public session::JobHost, public JobRuntimeHost {
   uint64_t WindowBytes(const session::JobSpec& job,
                        const layout::Layout& layout,
                        NodeRank node) const override;
+  void SaveLast(session::LocalJob* job,
+                absl::AnyInvocable<void(absl::Status) &&> done) override;
+  uint64_t held_bytes() const override { return remnants_.bytes(); }
   // JobRuntimeHost
   void FailJob(session::LocalJob* job, const absl::Status& why) override;
   void OnWentOn(session::LocalJob* job) override;
+  void OnReplicaMade(const session::LocalJob& job) override;
 
  private:
   absl::Status TakeOverJob(const std::string& name,
                            std::vector<base::Kept> found);
   absl::Status MakeRecord(const session::LocalJob& job, JobKeep* keep) const;
+  static Remnants::Owner OwnerOf(const session::LocalJob& job);
+  absl::Duration HoldOf(const session::LocalJob& job) const;
+  void LeaveRemnant(const session::LocalJob& job, JobRuntime* runtime,
+                    bool is_closed);
   void Warn(const std::string& line) const;
   v1::JobSummary Summarize(const session::LocalJob& job) const;
 
@@ -138,6 +150,7 @@ class Node final : public session::JobHost, public JobRuntimeHost {
   Keeping keeping_;  // no vault: nothing is kept
   // By job; of those that are kept. Before the runtimes, which use them.
   absl::btree_map<std::string, std::unique_ptr<JobKeep>> keeps_;
+  Remnants remnants_;  // before the runtimes, which read them
   absl::btree_map<std::string, std::unique_ptr<JobRuntime>> runtimes_;
   std::unique_ptr<session::Sessions> sessions_;
   snapshot::IoQueue lookups_;   // of stored jobs

@@ -86,6 +86,11 @@ snapshot::Schedule SnapshotSchedule(const v1::Config& config) {
   return schedule;
 }
 
+snapshot::ReplicaSchedule ReplicaSchedule(const v1::Config& config) {
+  return {.every_steps = config.replicas().every_steps(),
+          .max_bytes_per_second = config.replicas().max_bytes_per_second()};
+}
+
 std::string TransportAddress(const v1::Config& config) {
   const v1::TransportConfig& transport = config.transport();
   if (!transport.listen_address().empty()) return transport.listen_address();

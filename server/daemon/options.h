@@ -13,6 +13,7 @@
 #include "server/daemon/job_routes.h"
 #include "server/daemon/ucx_peer_plane.h"
 #include "server/session/sessions.h"
+#include "server/snapshot/job_replicas.h"
 #include "server/snapshot/job_snapshots.h"
 
 namespace ballast::daemon {
@@ -30,6 +31,7 @@ session::Options SessionOptions(const v1::Config& config);
 absl::Duration PeerTimeout(const v1::Config& config);
 absl::Duration RelinkTimeout(const v1::Config& config);
 snapshot::Schedule SnapshotSchedule(const v1::Config& config);
+snapshot::ReplicaSchedule ReplicaSchedule(const v1::Config& config);
 // Where data of other nodes comes in; empty: the address of the one device.
 std::string TransportAddress(const v1::Config& config);
 Algorithms ExchangeAlgorithms(const v1::Config& config);

@@ -1,5 +1,5 @@
-// A transport that measures how long its exchanges take, by phase; all else is
-// the other transport's.
+// A transport that measures how long its exchanges take, by phase, and knows
+// whether one of these is under way; all else is the other transport's.
 //
 // Threading: control thread only.
 // Lifetime: borrows all parts.
@@ -21,7 +21,7 @@ namespace ballast::daemon {
 class TimedTransport final : public transport::Transport {
  public:
   // Seconds per exchange, by the collective's phase, whatever the batch;
-  // phases that are not named are not measured.
+  // phases that are not named are not looked at; null: not measured.
   using Histograms = absl::flat_hash_map<uint32_t, metrics::Histogram*>;
 
   TimedTransport(transport::Transport* inner, const base::Clock* clock,
@@ -36,10 +36,14 @@ class TimedTransport final : public transport::Transport {
       const transport::ExchangeSpec& spec,
       transport::ExchangeObserver* observer) override;
 
+  // Exchanges of the named phases that are posted and not done.
+  int num_posted() const { return num_posted_; }
+
  private:
   transport::Transport* const inner_;
   const base::Clock* const clock_;
   const Histograms histograms_;
+  int num_posted_ = 0;
 };
 
 }  // namespace ballast::daemon

@@ -46,8 +46,10 @@ TEST(TimedTransportTest, MeasuresTheNamedPhasesOnly) {
     auto receiver = right->Prepare(receive, &observer);
     ASSERT_THAT(sender, base::IsOk());
     ASSERT_THAT(receiver, base::IsOk());
+    EXPECT_EQ(timed.num_posted(), 0);
     ASSERT_THAT((*sender)->Post(Step(1)), base::IsOk());
     EXPECT_TRUE((*sender)->is_posted());
+    EXPECT_EQ(timed.num_posted(), phase == 2u ? 1 : 0);
     ASSERT_THAT((*receiver)->Post(Step(1)), base::IsOk());
     while (world.Step()) {
     }
@@ -58,7 +60,35 @@ TEST(TimedTransportTest, MeasuresTheNamedPhasesOnly) {
     EXPECT_EQ((*sender)->counters().payload_sent, 100u);
     EXPECT_EQ(reduce.count(1), 1u);  // 10 ms, phase 2 alone
     EXPECT_EQ(reduce.count(0) + reduce.count(2), 0u);
+    EXPECT_EQ(timed.num_posted(), 0);
   }
+}
+
+// Also without a histogram, and however it ends.
+TEST(TimedTransportTest, KnowsWhatIsUnderWay) {
+  base::SimExecutor world(1);
+  transport::LinkModel links(&world, 1, {});
+  transport::InprocNetwork network(&links);
+  auto left = *network.AddNode(NodeRank(0), &world);
+  auto right = *network.AddNode(NodeRank(1), &world);
+  TimedTransport timed(left.get(), &world, {{2, nullptr}});
+  std::vector<std::byte> out(100);
+  Observer observer;
+  transport::ExchangeSpec send{.generation = Generation(1), .phase = 2};
+  send.sends = {{NodeRank(1), out}};
+  auto first = timed.Prepare(send, &observer);
+  send.bucket = BucketId(1);
+  auto second = timed.Prepare(send, &observer);
+  ASSERT_THAT((*first)->Post(Step(1)), base::IsOk());
+  ASSERT_THAT((*second)->Post(Step(1)), base::IsOk());
+  EXPECT_FALSE((*second)->Post(Step(1)).ok());
+  EXPECT_EQ(timed.num_posted(), 2);
+  (*first)->Cancel();
+  EXPECT_EQ(timed.num_posted(), 1);
+  (*first)->Cancel();
+  EXPECT_EQ(timed.num_posted(), 1);
+  second->reset();
+  EXPECT_EQ(timed.num_posted(), 0);
 }
 
 }  // namespace

@@ -280,6 +280,7 @@ v1::BeginReply ToProto(const session::BeginReply& reply) {
   proto.mutable_pushed_buckets()->Add(reply.pushed_buckets.begin(),
                                       reply.pushed_buckets.end());
   proto.set_rank0_cursor(reply.rank0_cursor);
+  proto.set_source(reply.source);
   if (reply.step_cursor.has_value()) {
     proto.set_has_step_input(true);
     proto.set_step_cursor(*reply.step_cursor);

@@ -82,6 +82,11 @@ class FakeHost final : public session::JobHost, public session::JobObserver {
                        NodeRank) const override {
     return 0;
   }
+  void SaveLast(session::LocalJob*,
+                absl::AnyInvocable<void(absl::Status) &&> done) override {
+    std::move(done)(absl::FailedPreconditionError("nothing is kept"));
+  }
+  uint64_t held_bytes() const override { return 0; }
   void OnAllReady() override {}
   void OnPushed(LocalRank, BucketId) override {}
   void OnStepInput(LocalRank, std::span<const proto::GroupValues>,

@@ -38,6 +38,10 @@ struct JobSpec {
   std::string coordinator;  // host:port of node 0; empty: the daemon's default
   std::string load;         // a snapshot to start from; empty: by `resume`
   std::optional<StoredJob> stored;  // found by the daemon
+  // Set by Sessions: the job may go on from what other nodes hold of it, which
+  // is known once all are there; and it must.
+  bool asks_nodes = false;
+  bool must_resume = false;
 };
 
 struct Placement {
@@ -79,6 +83,7 @@ struct BeginReply {
   std::vector<int32_t> pushed_buckets;           // in already for open_step
   std::optional<std::string> step_cursor;  // the input of open_step is in too
   std::string rank0_cursor;  // rank 0's, committed with open_step - 1
+  std::string source;        // of a stored state: what it is from, in words
 };
 
 }  // namespace ballast::session

@@ -18,6 +18,7 @@
 #include "server/layout/exchange_plan.h"
 #include "server/layout/gather_units.h"
 #include "server/layout/policy.h"
+#include "server/layout/replica_holder.h"
 #include "server/session/group_rules.h"
 
 namespace ballast::session {
@@ -36,6 +37,32 @@ absl::Status CheckRange(std::string_view field, T value, T min, T max) {
   if (value >= min && value <= max) return absl::OkStatus();
   return Invalid(field, absl::StrCat(value),
                  absl::StrCat("must be in [", min, ", ", max, "]"));
+}
+
+// Of the state that `node` stores: so many fp32 arrays.
+uint64_t StoredBytes(const layout::Layout& layout, NodeRank node,
+                     uint64_t arrays) {
+  uint64_t bytes = 0;
+  for (const layout::Bucket& bucket : layout.buckets()) {
+    if (!layout.Stores(node, bucket.id)) continue;
+    const layout::Shard& shard = layout.shard(bucket.id, node);
+    bytes += (shard.bucket_end - shard.bucket_begin) * 4 * arrays;
+  }
+  return bytes;
+}
+
+// Of frozen tensors, of which every node stores some.
+uint64_t FrozenBytes(const layout::Layout& layout, NodeRank node) {
+  const int num_nodes = layout.topology().num_nodes;
+  uint64_t bytes = 0;
+  for (size_t t = 0; t < layout.tensors().size(); ++t) {
+    const layout::TensorSpec& tensor = layout.tensors()[t];
+    if (tensor.trainable || static_cast<int>(t % num_nodes) != node.value()) {
+      continue;
+    }
+    bytes += layout.places()[t].num_elements * kernels::SizeOf(tensor.dtype);
+  }
+  return bytes;
 }
 
 absl::Status CheckGroupCount(const JobSpec& spec) {
@@ -210,7 +237,7 @@ uint64_t ResidentBytes(const layout::ExchangePolicy& policy,
 
 MemoryNeed EstimateMemory(const JobSpec& spec, const layout::Layout& layout,
                           NodeRank node, int compute_threads,
-                          bool keeps_snapshots) {
+                          bool keeps_snapshots, bool keeps_replicas) {
   const uint64_t workers = layout.topology().local_world_size;
   const uint64_t moments =
       kernels::StateArrays(spec.optimizer, AnyMomentum(spec.groups));
@@ -244,18 +271,20 @@ MemoryNeed EstimateMemory(const JobSpec& spec, const layout::Layout& layout,
       need.residuals += 2 * sizeof(float) * bucket.scratch_elements;
     }
   }
-  if (keeps_snapshots && num_units == 0) {
-    // One copy of the owned state that this node stores, with its published
-    // weights where they are not a cast of the masters.
+  if ((keeps_snapshots || keeps_replicas) && num_units == 0) {
+    // Published weights are stored where they are not a cast of the masters.
     const bool has_published = policy.ok() && (policy->weights.quantizes() ||
                                                !policy->overrides.empty());
-    for (const layout::Bucket& bucket : layout.buckets()) {
-      if (!layout.Stores(node, bucket.id)) continue;
-      const layout::Shard& shard = layout.shard(bucket.id, node);
-      need.snapshot += (shard.bucket_end - shard.bucket_begin) * 4 *
-                       (1 + moments + (has_published ? 1 : 0));
+    const uint64_t arrays = 1 + moments + (has_published ? 1 : 0);
+    need.snapshot = StoredBytes(layout, node, arrays) + need.residuals / 2;
+    if (keeps_replicas) {
+      need.replicas = 2 * (need.snapshot + FrozenBytes(layout, node));
     }
-    need.snapshot += need.residuals / 2;
+    const NodeRank source = layout::ReplicaSource(layout.topology(), node);
+    if (keeps_replicas && source != node) {
+      need.replicas += 2 * (StoredBytes(layout, source, arrays) +
+                            need.residuals / 2 + FrozenBytes(layout, source));
+    }
   }
   need.undo = compute_threads * layout.options().chunk_bytes * (1 + moments);
   return need;

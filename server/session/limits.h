@@ -47,16 +47,20 @@ struct MemoryNeed {
   uint64_t state = 0;      // masters, moments, reduced gradients
   uint64_t undo = 0;       // one chunk of state per thread
   uint64_t residuals = 0;  // two of every gradient's elements
-  uint64_t snapshot = 0;   // a copy of the state, where snapshots are on
-  uint64_t windows = 0;    // between nodes (JobHost::WindowBytes)
+  // A copy of the state, where snapshots or replicas are on.
+  uint64_t snapshot = 0;
+  // Two of the state here and two of another node's, where replicas are on.
+  uint64_t replicas = 0;
+  uint64_t windows = 0;  // between nodes (JobHost::WindowBytes)
   uint64_t total() const {
     return gradients + weights + owned + initial + control_blocks + state +
-           undo + residuals + snapshot + windows;
+           undo + residuals + snapshot + replicas + windows;
   }
 };
 MemoryNeed EstimateMemory(const JobSpec& spec, const layout::Layout& layout,
                           NodeRank node, int compute_threads,
-                          bool keeps_snapshots = false);
+                          bool keeps_snapshots = false,
+                          bool keeps_replicas = false);
 
 }  // namespace ballast::session
 

@@ -162,6 +162,27 @@ TEST(MemoryTest, PartitionGroupsShareTheState) {
   EXPECT_EQ(need(2, "exact").weights, need(0, "exact").weights);
 }
 
+// Two sets, each of this node's shard and of another one's, and the copy that
+// they are made from.
+TEST(MemoryTest, CountsReplicas) {
+  JobSpec spec = Spec();
+  spec.optimizer = kernels::OptimizerKind::kAdamW;
+  spec.tensors = {{.name = "a", .shape = {1 << 20}},
+                  {.name = "frozen", .shape = {1 << 10}, .trainable = false}};
+  const auto need = [&](int nodes, bool keeps_snapshots, bool keeps_replicas) {
+    const auto layout = layout::Layout::Create(spec.tensors, {nodes, 1}, 1, {});
+    return EstimateMemory(spec, *layout, NodeRank(0), 2, keeps_snapshots,
+                          keeps_replicas);
+  };
+  EXPECT_EQ(need(4, true, false).replicas, 0);
+  EXPECT_EQ(need(4, false, true).snapshot, 3 << 20);
+  EXPECT_EQ(need(4, false, true).replicas, 4 * (3 << 20));
+  EXPECT_EQ(need(4, true, true).total(), need(4, false, true).total());
+  // The frozen tensor is the second one: of two nodes node 1 has it.
+  EXPECT_EQ(need(2, false, true).replicas, 4 * (6 << 20) + 2 * (4 << 10));
+  EXPECT_EQ(need(1, false, true).replicas, 2 * ((12 << 20) + (4 << 10)));
+}
+
 TEST(EstimateMemoryTest, ResidualsAreTwoOfEveryElement) {  // DESIGN 8: 8P
   JobSpec spec = Spec();
   spec.tensors = {{.name = "a", .shape = {1 << 20}}};

@@ -181,7 +181,8 @@ std::string LocalJob::WaitingFor() const {
 void LocalJob::Restore(int64_t optimizer_step,
                        std::vector<kernels::HyperParameters> groups,
                        std::vector<std::string> cursors,
-                       std::string rank0_cursor) {
+                       std::string rank0_cursor, std::string source) {
+  source_ = std::move(source);
   optimizer_step_ = optimizer_step;
   rank0_cursor_ = std::move(rank0_cursor);
   groups_ = std::move(groups);
@@ -351,13 +352,16 @@ absl::StatusOr<AttachReply> LocalJob::Attach(LocalRank rank, WorkerLink* link,
                      " is attached already, by pid ", slot.identity().pid));
   }
   const bool is_stored = spec_.stored.has_value();
-  const bool needs_initial = !has_begun() && global == 0 && !is_stored;
+  // If other nodes may hold some, they are asked first.
+  const bool needs_initial = !has_begun() && global == 0 && !is_stored &&
+                             (has_initial_values || !spec_.asks_nodes);
   if (needs_initial && !has_initial_values) {
     return absl::FailedPreconditionError(absl::StrCat(
         "no weights of job ", base::Quoted(spec_.name),
         " are held or stored here: rank 0 must give the tensors' initial "
         "values"));
   }
+  has_initial_values_ |= needs_initial;
   if (is_taken_over_ && slot.was_occupied()) KeepWhatWasLeft(slot);
   RETURN_IF_ERROR(slot.Occupy(link, open_.has_value() ? open_->word() : 0));
   BALLAST_FAILPOINT("session.slot_taken");
@@ -468,6 +472,7 @@ void LocalJob::AnswerBegin(LocalRank rank) {
   }
   reply.rank0_cursor = rank0_cursor_;
   if (slot.HasInput(open_->word())) reply.step_cursor = slot.open_cursor();
+  reply.source = source_;
   std::exchange(slot.begin_done, nullptr)(std::move(reply));
 }
 

@@ -82,15 +82,20 @@ class LocalJob {
   JobState state() const;
   uint64_t segment_bytes() const;
 
+  // Rank 0, which is here, gives values to begin with.
+  bool has_initial_values() const { return has_initial_values_; }
+
   // Borrowed memory for collective and optimizer.
   std::span<const std::byte> gradients(LocalRank rank) const;
   std::span<std::byte> weights();
 
   // Of a stored state, before the first Open: what workers are told at Begin.
   // `cursors` by local rank, or none; rank 0's is told to all ranks.
+  // `source`: what they are from, in words.
   void Restore(int64_t optimizer_step,
                std::vector<kernels::HyperParameters> groups,
-               std::vector<std::string> cursors, std::string rank0_cursor);
+               std::vector<std::string> cursors, std::string rank0_cursor,
+               std::string source = "");
   // The job ran when the last daemon ended, or was suspended: before its next
   // Open here, which looks at all that workers left once more. `step`
   // is the one whose commit is carried out next, or the open one; weights of
@@ -244,6 +249,8 @@ class LocalJob {
   // Until the first Open, which looks at what all workers, also those that are
   // gone, left in their control blocks: nothing is looked at.
   bool is_taken_over_ = false;
+  bool has_initial_values_ = false;
+  std::string source_;  // of a stored state
   bool is_failed_ = false;
   bool is_wake_posted_ = false;
   std::string last_failure_;

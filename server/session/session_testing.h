@@ -180,6 +180,11 @@ class FakeHost final : public JobHost {
   void FindStored(const AttachRequest&, uint32_t, StoredDone done) override {
     std::move(done)(stored);
   }
+  void SaveLast(LocalJob* job,
+                absl::AnyInvocable<void(absl::Status) &&> done) override {
+    saving[job->spec().name] = std::move(done);
+  }
+  uint64_t held_bytes() const override { return held; }
 
   uint64_t WindowBytes(const JobSpec&, const layout::Layout&,
                        NodeRank) const override {
@@ -191,6 +196,8 @@ class FakeHost final : public JobHost {
   std::vector<std::string> released;
   absl::Status refusal = absl::OkStatus();
   std::optional<StoredJob> stored;
+  std::map<std::string, absl::AnyInvocable<void(absl::Status) &&>> saving;
+  uint64_t held = 0;
   std::map<std::string, FakeObserver> observers;
   std::map<std::string, absl::Status> ended;
 };

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/base/names.h"
 #include "server/base/status_macros.h"
+#include "server/layout/policy.h"
 #include "server/session/attach_rules.h"
 
 namespace ballast::session {
@@ -23,6 +24,10 @@ std::string_view ReapCause(const absl::Status& why) {
 
 // How long a worker waits for the end of an earlier job of its job's name.
 constexpr absl::Duration kEndWait = absl::Seconds(5);
+// How often a job whose workers are gone here, and not elsewhere, is asked for
+// its last state: for a little less than that.
+constexpr int kMaxSaves = 10;
+constexpr absl::Duration kSaveAgain = absl::Milliseconds(200);
 
 }  // namespace
 
@@ -161,7 +166,14 @@ absl::StatusOr<AttachReply> Sessions::Attach(const Key& key,
   if (const auto it = jobs_.find(request.job.name); it != jobs_.end()) {
     return AttachTo(it->second.get(), key, connection, request);
   }
-  if (request.resume == Resume::kMust && !request.job.stored.has_value()) {
+  const auto policy = layout::ParsePolicy(request.job.exchange);
+  request.job.asks_nodes = options_.keeps_replicas &&
+                           request.job.load.empty() &&
+                           request.resume != Resume::kNever && policy.ok() &&
+                           !policy->gathers_weights;
+  request.job.must_resume = request.resume == Resume::kMust;
+  if (request.job.must_resume && !request.job.asks_nodes &&
+      !request.job.stored.has_value()) {
     return absl::FailedPreconditionError(absl::StrCat(
         "no job ", base::Quoted(request.job.name),
         " is held or stored here, and resume=\"must\" starts none"));
@@ -177,7 +189,7 @@ absl::StatusOr<AttachReply> Sessions::Attach(const Key& key,
 absl::Status Sessions::CheckMember(const Job& job, const Connection& connection,
                                    const AttachRequest& request) const {
   const std::string name = base::Quoted(job.local->spec().name);
-  if (job.is_ending) {
+  if (job.is_ending || job.is_saving) {
     return absl::UnavailableError(
         absl::StrCat("job ", name, " is just ending: try again"));
   }
@@ -263,9 +275,9 @@ absl::StatusOr<Sessions::Job*> Sessions::CreateJob(const AttachRequest& request,
                    MakeLayout(request, chunk_bytes, limits.max_tensors));
   auto job = std::make_unique<Job>();
   job->uid = uid;
-  job->need =
-      EstimateMemory(request.job, layout, request.placement.node_rank,
-                     options_.compute_threads, options_.keeps_snapshots);
+  job->need = EstimateMemory(request.job, layout, request.placement.node_rank,
+                             options_.compute_threads, options_.keeps_snapshots,
+                             options_.keeps_replicas);
   job->need.windows =
       host_->WindowBytes(request.job, layout, request.placement.node_rank);
   RETURN_IF_ERROR(CheckRoom(limits, bytes(), job->need.total(), name));
@@ -552,7 +564,12 @@ void Sessions::BeforeAttach(const Key& key, const AttachRequest& request,
     End(job, absl::AbortedError(
                  "a rank that had closed the job came again: a new run of it"));
   }
-  if (!job->is_ending) return std::move(fn)();
+  if (IsOfAnotherShape(*job, key, request)) {
+    executor_->Cancel(std::exchange(job->timer, 0));
+    job->saves_left = kMaxSaves;
+    SaveLast(job);
+  }
+  if (!job->is_ending && !job->is_saving) return std::move(fn)();
   auto waiter = std::make_shared<EndWaiter>();
   waiter->fn = std::move(fn);
   waiter->timer = executor_->PostAfter(kEndWait, [waiter] { waiter->Run(); });
@@ -574,6 +591,63 @@ bool Sessions::IsNewRun(const Job& job, const Key& key,
          local.slot(LocalRank(rank)).state() == SlotState::kClosed;
 }
 
+// The same, if it is another number of workers, or this is another node.
+bool Sessions::IsOfAnotherShape(const Job& job, const Key& key,
+                                const AttachRequest& request) {
+  const auto connection = Lookup(key);
+  if (!connection.ok() || job.is_ending || job.is_saving) return false;
+  const LocalJob& local = *job.local;
+  const layout::Topology& topology = local.layout().topology();
+  const uint32_t uid = (*connection)->link->identity().uid;
+  const Placement& placement = request.placement;
+  return options_.keeps_replicas && (uid == job.uid || uid == 0) &&
+         request.resume != Resume::kNever && local.has_begun() &&
+         local.num_attached() == 0 && local.units() == nullptr &&
+         (placement.world_size != topology.world_size() ||
+          placement.local_world_size != topology.local_world_size ||
+          placement.node_rank != local.node());
+}
+
+void Sessions::SaveLast(Job* job) {
+  job->is_saving = true;
+  LocalJob* const local = job->local.get();
+  host_->SaveLast(local, [this, local, alive = std::weak_ptr<bool>(alive_)](
+                             absl::Status saved) {
+    if (alive.lock() != nullptr) OnSavedLast(local, saved);
+  });
+}
+
+void Sessions::OnSavedLast(LocalJob* local, const absl::Status& saved) {
+  Job* const job = JobOfLocal(local);
+  if (job == nullptr || job->is_ending) return;
+  if (!absl::IsFailedPrecondition(saved)) {
+    return End(job, absl::AbortedError(absl::StrCat(
+                        "its workers left, and others came in another shape",
+                        saved.ok() ? "" : "; its last state is not kept: ",
+                        std::string(saved.message()))));
+  }
+  // Another node may not have noticed yet that its workers are gone.
+  if (local->num_attached() == 0 && --job->saves_left > 0) {
+    job->timer = executor_->PostAfter(
+        kSaveAgain, [this, local, alive = std::weak_ptr<bool>(alive_)] {
+          Job* const again =
+              alive.lock() == nullptr ? nullptr : JobOfLocal(local);
+          if (again == nullptr || again->is_ending) return;
+          again->timer = 0;
+          SaveLast(again);
+        });
+    return;
+  }
+  job->is_saving = false;
+  if (local->num_missing() > 0) ArmHold(job);
+  Log("job goes on job=", local->spec().name, " reason=\"",
+      std::string(saved.message()), "\"");
+  for (const auto& waiter : std::exchange(job->waiters, {})) {
+    executor_->Cancel(waiter->timer);
+    waiter->Run();
+  }
+}
+
 void Sessions::StopAccepting(absl::Status why) { accepting_ = std::move(why); }
 
 void Sessions::FailAll(const absl::Status& why) {
@@ -592,7 +666,7 @@ LocalJob* Sessions::Find(std::string_view name) const {
 }
 
 uint64_t Sessions::bytes() const {
-  uint64_t total = 0;
+  uint64_t total = host_->held_bytes();
   for (const auto& [name, job] : jobs_) total += BytesOf(name);
   return total;
 }

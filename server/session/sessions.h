@@ -71,6 +71,14 @@ class JobHost {
   // What a job has on its way between nodes, at most, on this node.
   virtual uint64_t WindowBytes(const JobSpec& job, const layout::Layout& layout,
                                NodeRank node) const = 0;
+  // No worker of `job` is attached here, and new ones have come that are
+  // another number: keeps its state for them. OK, or why it cannot be kept.
+  // FailedPrecondition: the job goes on (workers are attached elsewhere, or
+  // nothing is ever kept). `done` is called once, later.
+  virtual void SaveLast(LocalJob* job,
+                        absl::AnyInvocable<void(absl::Status) &&> done) = 0;
+  // What is held of jobs that have ended.
+  virtual uint64_t held_bytes() const = 0;
 };
 
 struct Options {
@@ -82,6 +90,7 @@ struct Options {
   uint64_t chunk_bytes = 256 << 10;
   int compute_threads = 1;        // for the undo records in the memory formula
   bool keeps_snapshots = false;   // for the memory formula too
+  bool keeps_replicas = false;    // likewise
   bool allow_many_nodes = false;  // a link to other nodes exists
   metrics::Metrics* metrics = nullptr;  // null: none
   // One line per event in the life of jobs and workers; null: none.
@@ -159,7 +168,8 @@ class Sessions {
   int num_connections() const { return connections_.size(); }
   int num_idle_connections() const { return idle_.size(); }
   uint64_t attaches() const { return attaches_; }
-  uint64_t bytes() const;                        // by the formula, of all jobs
+  // By the formula, of all jobs, and what is held of those that have ended.
+  uint64_t bytes() const;
   uint64_t BytesOf(std::string_view job) const;  // 0: there is none
 
  private:
@@ -171,6 +181,8 @@ class Sessions {
     uint32_t uid = 0;         // of its first worker: no other may join
     base::TimerId timer = 0;  // join timeout, then hold
     bool is_ending = false;
+    bool is_saving = false;  // its last state, for another number of workers
+    int saves_left = 0;
     std::vector<std::shared_ptr<EndWaiter>> waiters;  // for its deletion
   };
   void FindThenAttach(std::shared_ptr<PendingAttach> pending);
@@ -191,6 +203,10 @@ class Sessions {
   void Leave(Connection* connection, const absl::Status& why);
   void EndIfAbandoned(Job* job, const absl::Status& why);
   bool IsNewRun(const Job& job, const Key& key, const AttachRequest& request);
+  bool IsOfAnotherShape(const Job& job, const Key& key,
+                        const AttachRequest& request);
+  void SaveLast(Job* job);
+  void OnSavedLast(LocalJob* local, const absl::Status& saved);
   void ArmTimer(Job* job, absl::Duration delay);
   void OnTimer(const std::string& name);
   Job* JobOfLocal(const LocalJob* local);

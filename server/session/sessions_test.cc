@@ -525,6 +525,102 @@ TEST_F(BoundedSessionsTest, TheSumIsBoundedToo) {
       StatusIs(absl::StatusCode::kResourceExhausted, "limits.max_total_bytes"));
 }
 
+class ReshapedSessionsTest : public SessionsTest {
+ protected:
+  ReshapedSessionsTest() : SessionsTest(Replicas()) {}
+  static Options Replicas() {
+    Options options;
+    options.keeps_replicas = true;
+    return options;
+  }
+  // All workers of a job of two are gone; one that is alone comes.
+  void Reshape() {
+    Run("job", 2);
+    for (const char* key : {"job/0", "job/1"}) {
+      sessions_.OnDisconnected(key, absl::UnavailableError("exited"));
+    }
+    Connect("new");
+    replies_["new"] = absl::UnknownError("not answered yet");
+    sessions_.AttachWhenKnown(
+        "new", SmallRequest("job", 0, 1),
+        [this](auto reply) { replies_["new"] = reply.status(); });
+    ASSERT_TRUE(host_.saving.contains("job"));
+    EXPECT_THAT(replies_["new"], StatusIs(absl::StatusCode::kUnknown));
+  }
+};
+
+TEST_F(ReshapedSessionsTest, TheLastStateIsKeptAndTheJobEnds) {
+  Reshape();
+  std::move(host_.saving["job"])(absl::OkStatus());
+  EXPECT_THAT(host_.ended["job"],
+              StatusIs(absl::StatusCode::kAborted, "in another shape"));
+  executor_.RunFor(absl::Seconds(1));
+  EXPECT_THAT(replies_["new"], IsOk());
+  EXPECT_EQ(sessions_.Find("job")->layout().topology().world_size(), 1);
+}
+
+// It ends all the same: what it held before is what there is.
+TEST_F(ReshapedSessionsTest, AStateThatCannotBeKeptIsNamed) {
+  Reshape();
+  std::move(host_.saving["job"])(absl::DeadlineExceededError("node 1"));
+  EXPECT_THAT(host_.ended["job"],
+              StatusIs(absl::StatusCode::kAborted, "is not kept: node 1"));
+}
+
+// Workers are attached elsewhere: asked again for a while, then refused.
+TEST_F(ReshapedSessionsTest, AJobThatGoesOnElsewhereIsLeftAlone) {
+  Reshape();
+  int asked = 0;
+  for (int i = 0; i < 100; ++i) {
+    if (const auto it = host_.saving.find("job"); it != host_.saving.end()) {
+      auto done = std::move(it->second);
+      host_.saving.erase(it);
+      ++asked;
+      std::move(done)(absl::FailedPreconditionError("rank 1 is attached"));
+    }
+    executor_.RunFor(absl::Milliseconds(100));
+  }
+  EXPECT_GT(asked, 5);
+  EXPECT_LT(asked, 15);
+  EXPECT_THAT(host_.ended, IsEmpty());
+  EXPECT_THAT(replies_["new"], StatusIs(kInvalid, "world_size"));
+  // It is held as it was: for a while only.
+  executor_.RunFor(absl::Minutes(11));
+  EXPECT_THAT(host_.ended, SizeIs(1));
+}
+
+TEST_F(ReshapedSessionsTest, RunningWorkersAreNeverDisturbed) {
+  Run("job", 2);
+  Connect("new");
+  sessions_.AttachWhenKnown(
+      "new", SmallRequest("job", 0, 1),
+      [this](auto reply) { replies_["new"] = reply.status(); });
+  EXPECT_THAT(replies_["new"], StatusIs(kInvalid, "world_size"));
+  EXPECT_THAT(host_.saving, IsEmpty());
+}
+
+// Whether there is something to go on from is known later.
+TEST_F(ReshapedSessionsTest, RankZeroMayComeWithoutValues) {
+  Connect("key");
+  AttachRequest request = SmallRequest("job", 0, 1);
+  request.has_initial_values = false;
+  request.resume = Resume::kMust;
+  ASSERT_THAT(Attach("key", request), IsOk());
+  const LocalJob& job = *sessions_.Find("job");
+  EXPECT_TRUE(job.spec().asks_nodes);
+  EXPECT_TRUE(job.spec().must_resume);
+  EXPECT_FALSE(job.has_initial_values());
+}
+
+// What jobs that ended left counts as theirs did.
+TEST_F(BoundedSessionsTest, CountsWhatIsHeld) {
+  host_.held = Bounded().limits.max_total_bytes;
+  Connect("key");
+  EXPECT_THAT(
+      Attach("key", SmallRequest("job", 0, 1)),
+      StatusIs(absl::StatusCode::kResourceExhausted, "limits.max_total_bytes"));
+}
+
 // Whatever a worker scribbles over what it may write, the daemon stands, and a
 // second job does not notice (I26).
 TEST_F(SessionsTest, ScribblingHarmsNobodyElse) {

@@ -48,18 +48,37 @@ JobSnapshots::JobSnapshots(const Parts& parts)
       capture_(&plan_, parts.state, parts.weights, parts.residuals),
       io_(parts.io),
       memory_(parts.io),
+      replicas_(MakeReplicas()),
       last_due_(parts.clock->Now()),
       alive_(std::make_shared<int>(0)) {}
 
 JobSnapshots::~JobSnapshots() { parts_.executor->Cancel(repeat_); }
+
+std::unique_ptr<JobReplicas> JobSnapshots::MakeReplicas() {
+  if (parts_.held == nullptr) return nullptr;
+  JobReplicas::Parts replicas;
+  replicas.job = parts_.job.job;
+  replicas.topology = parts_.layout->topology();
+  replicas.node = parts_.node;
+  replicas.files = parts_.held;
+  replicas.io = parts_.io;
+  replicas.clock = parts_.clock;
+  replicas.executor = parts_.executor;
+  replicas.max_bytes_per_second = parts_.replicas.max_bytes_per_second;
+  replicas.is_busy = parts_.is_link_busy;
+  replicas.on_idle = [this] { RunIdle(); };
+  return std::make_unique<JobReplicas>(std::move(replicas));
+}
 
 // ---- The job. ----
 
 void JobSnapshots::OnStarted(WeightVersion version) {
   is_started_ = true;
   finished_ = committed_ = version;
+  status_.replicas.last_step = version.value();
   const Schedule& schedule = parts_.schedule;
-  if (schedule.every_steps > 0 || schedule.every < absl::InfiniteDuration()) {
+  if (schedule.every_steps > 0 || schedule.every < absl::InfiniteDuration() ||
+      parts_.replicas.every_steps > 0) {
     TakeMemory();
   }
   StartNext();
@@ -76,25 +95,48 @@ void JobSnapshots::OnFinished(Step step) {
   BeginIfReady();
 }
 
-void JobSnapshots::AskForDue(Step step) {
-  if (!is_coordinator() || is_stopped_) return;
+bool JobSnapshots::IsSnapshotDue(Step step) {
+  if (parts_.files == nullptr) return false;
   const Schedule& schedule = parts_.schedule;
   const absl::Time now = parts_.clock->Now();
   const bool is_due =
       (schedule.every_steps > 0 && step.value() % schedule.every_steps == 0) ||
       now - last_due_ >= schedule.every;
-  if (!is_due) return;
-  last_due_ = now;
-  if (active_.has_value() || !wishes_.empty()) {
-    ++status_.skipped;
+  if (is_due) last_due_ = now;
+  return is_due;
+}
+
+void JobSnapshots::AskForDue(Step step) {
+  if (!is_coordinator() || is_stopped_) return;
+  const bool is_busy = active_.has_value() || !wishes_.empty();
+  const int64_t every = parts_.replicas.every_steps;
+  // It waits for a replica that is under way, and is not left out for it.
+  if (IsSnapshotDue(step)) {
+    const bool is_saving = (active_.has_value() && !active_->is_replica) ||
+                           std::ranges::any_of(wishes_, [](const Wish& wish) {
+                             return !wish.is_replica;
+                           });
+    if (is_saving) {
+      ++status_.skipped;
+    } else {
+      AddWish({ToHex16(parts_.random->Next()), ""});
+    }
+  }
+  if (replicas_ == nullptr || every == 0 || step.value() % every != 0) return;
+  if (is_busy) {
+    ++status_.replicas.skipped;
     return;
   }
-  AddWish({ToHex16(parts_.random->Next()), ""});
+  AddWish({ToHex16(parts_.random->Next()), "", /*is_replica=*/true});
 }
 
 void JobSnapshots::Save(const std::string& name, SaveDone done) {
   absl::Status refusal;
   if (is_stopped_) refusal = absl::UnavailableError("the job is ending");
+  if (refusal.ok() && parts_.files == nullptr) {
+    refusal = absl::FailedPreconditionError(
+        "this daemon keeps no snapshots: set its snapshots.directory");
+  }
   if (refusal.ok() && !name.empty()) refusal = CheckSnapshotName(name);
   if (refusal.ok() && waiting_.size() >= kMaxWishes) {
     refusal = absl::ResourceExhaustedError(
@@ -108,10 +150,42 @@ void JobSnapshots::Save(const std::string& name, SaveDone done) {
     });
     return;
   }
-  const Wish wish{ToHex16(parts_.random->Next()), name};
+  Ask({ToHex16(parts_.random->Next()), name}, std::move(done));
+}
+
+void JobSnapshots::SaveLast(SaveDone done) {
+  absl::Status refusal;
+  if (is_stopped_) refusal = absl::UnavailableError("the job is ending");
+  if (refusal.ok()) refusal = CheckLast();
+  if (refusal.ok() && num_nodes() > 1 && !is_linked_) {
+    refusal = absl::UnavailableError("its nodes have lost one another");
+  }
+  if (!refusal.ok()) {
+    parts_.executor->Post([refusal, done = std::move(done)]() mutable {
+      std::move(done)(refusal);
+    });
+    return;
+  }
+  last_ids_.push_back(ToHex16(parts_.random->Next()));
+  Ask({last_ids_.back(), "", /*is_replica=*/true, /*is_last=*/true},
+      std::move(done));
+}
+
+// Whether this node's part of the job may end.
+absl::Status JobSnapshots::CheckLast() const {
+  if (replicas_ == nullptr) {
+    return absl::FailedPreconditionError("it keeps no replicas");
+  }
+  const std::string attached = parts_.port->AttachedWorkers();
+  if (attached.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat(attached, " is still attached to it"));
+}
+
+void JobSnapshots::Ask(Wish wish, SaveDone done) {
   waiting_[wish.id].push_back(std::move(done));
-  if (is_coordinator()) return AddWish(wish);
-  asked_.push_back(wish);
+  if (is_coordinator()) return AddWish(std::move(wish));
+  asked_.push_back(std::move(wish));
   Repeat();
 }
 
@@ -133,23 +207,32 @@ void JobSnapshots::StartNext() {
   const absl::StatusOr<Step> open = parts_.port->HoldSteps();
   Active active;
   active.id = wish.id;
+  active.is_replica = wish.is_replica;
+  active.is_last = wish.is_last;
   active.since = parts_.clock->Now();
+  active.held.assign(num_nodes(), false);
   active.armed.assign(num_nodes(), false);
   active.shards.resize(num_nodes());
   active.holds_steps = open.ok();
   if (open.ok()) active.version = WeightVersion(open->value() - 1);
   active.name =
       wish.name.empty() ? StepName(active.version.value()) : wish.name;
-  if (!open.ok()) {
+  absl::Status refusal = open.status();
+  if (refusal.ok() && wish.is_last) refusal = CheckLast();
+  const bool is_made = wish.is_replica && status_.replicas.made > 0 &&
+                       status_.replicas.last_step == active.version.value();
+  if (!refusal.ok() || is_made) {
     active_ = std::move(active);
-    return Conclude(wish.id, open.status());
+    return Conclude(wish.id, refusal);
   }
   // What an earlier writer left goes first: it may be what fills the disk.
-  io_.Run(
-      [files = parts_.files, job = parts_.job.job, id = wish.id] {
-        RemoveTemporary(*files, job, id).IgnoreError();  // tried again later
-      },
-      [this] { RunIdle(); });
+  if (!wish.is_replica) {
+    io_.Run(
+        [files = parts_.files, job = parts_.job.job, id = wish.id] {
+          RemoveTemporary(*files, job, id).IgnoreError();  // tried again later
+        },
+        [this] { RunIdle(); });
+  }
   Arm(std::move(active));
   for (int n = 1; n < num_nodes(); ++n) SendOrder(NodeRank(n));
   OnArmed(parts_.node);
@@ -159,6 +242,11 @@ void JobSnapshots::SendOrder(NodeRank to) {
   v1::SnapshotFrame frame;
   frame.mutable_order()->set_name(active_->name);
   frame.mutable_order()->set_version(active_->version.value());
+  frame.mutable_order()->set_replica(active_->is_replica);
+  // Of this life: before it, others may know better.
+  frame.mutable_order()->set_whole(
+      status_.replicas.made > 0 ? status_.replicas.last_step : -1);
+  frame.mutable_order()->set_last(active_->is_last);
   Send(to, active_->id, std::move(frame));
 }
 
@@ -178,7 +266,9 @@ void JobSnapshots::OnWish(NodeRank from, const std::string& id,
     refusal = absl::ResourceExhaustedError(
         "too many snapshots of this job are being waited for");
   }
-  if (refusal.ok()) return AddWish({id, wish.name()});
+  if (refusal.ok()) {
+    return AddWish({id, wish.name(), /*is_replica=*/wish.last(), wish.last()});
+  }
   v1::SnapshotFrame frame;
   frame.set_id(id);
   Fill(refusal, frame.mutable_outcome());
@@ -213,7 +303,7 @@ void JobSnapshots::OnShard(NodeRank from, FileInfo info) {
 void JobSnapshots::OnNodeFailed(NodeRank from,
                                 const v1::SnapshotOutcome& outcome) {
   const absl::Status why = ToStatus(outcome);
-  if (why.ok() || active_->is_publishing) return;
+  if (why.ok() || (active_->is_publishing && !active_->is_replica)) return;
   Conclude(active_->id,
            absl::Status(why.code(), absl::StrCat("node ", from.value(), ": ",
                                                  std::string(why.message()))));
@@ -228,6 +318,7 @@ void JobSnapshots::Publish() {
     manifest.files.back().name = ShardName(n, num_nodes());
     size_bytes += manifest.files.back().size_bytes;
   }
+  if (active_->is_replica) return PublishReplica(manifest);
   auto status = std::make_shared<absl::Status>();  // two threads, in turn
   io_.Run(
       [files = parts_.files, manifest = std::move(manifest),
@@ -243,6 +334,71 @@ void JobSnapshots::Publish() {
         Conclude(id, *status, size_bytes);
         RunIdle();
       });
+}
+
+// ---- A replica is collected. ----
+
+void JobSnapshots::PublishReplica(const Manifest& manifest) {
+  replicas_->WriteManifest(
+      manifest,
+      [this, id = active_->id](absl::StatusOr<JobReplicas::ManifestFile> file) {
+        if (!active_.has_value() || active_->id != id) return RunIdle();
+        if (!file.ok()) return Conclude(id, file.status());
+        active_->collect = *file;
+        for (int n = 1; n < num_nodes(); ++n) SendCollect(NodeRank(n));
+        Collect();
+      });
+}
+
+void JobSnapshots::SendCollect(NodeRank to) {
+  v1::SnapshotFrame frame;
+  frame.mutable_collect()->set_manifest_bytes(active_->collect->size_bytes);
+  frame.mutable_collect()->set_manifest_checksum(active_->collect->checksum);
+  Send(to, active_->id, std::move(frame));
+}
+
+void JobSnapshots::Collect() {
+  replicas_->Collect(*active_->collect, *active_->shard,
+                     [this](const absl::Status& status) {
+                       OnCollected(status);
+                       RunIdle();
+                     });
+}
+
+// Of the active one.
+void JobSnapshots::OnCollected(const absl::Status& status) {
+  active_->is_held = status.ok();
+  active_->failure = status;
+  if (!is_coordinator()) return TellCoordinator();
+  if (status.ok()) return OnHeld(parts_.node);
+  ConcludeLater(status);
+}
+
+void JobSnapshots::OnHeld(NodeRank from) {
+  if (!active_->is_replica || !active_->collect.has_value()) return;
+  active_->held[from.value()] = true;
+  const auto& held = active_->held;
+  if (std::find(held.begin(), held.end(), false) != held.end()) return;
+  uint64_t size_bytes = 0;
+  for (const auto& shard : active_->shards) size_bytes += shard->size_bytes;
+  Conclude(active_->id, absl::OkStatus(), size_bytes);
+}
+
+void JobSnapshots::ConcludeLater(const absl::Status& why) {
+  parts_.executor->Post([this, why, id = active_->id,
+                         alive = std::weak_ptr<int>(alive_)] {
+    if (alive.expired()) return;
+    Conclude(id, num_nodes() == 1
+                     ? why
+                     : absl::Status(why.code(),
+                                    absl::StrCat("node 0: ",
+                                                 std::string(why.message()))));
+  });
+}
+
+void JobSnapshots::SetPulls(transport::Pulls* pulls) {
+  is_linked_ = pulls != nullptr;
+  if (replicas_ != nullptr) replicas_->SetPulls(pulls);
 }
 
 void JobSnapshots::Conclude(const std::string& id, const absl::Status& status,
@@ -290,15 +446,36 @@ void JobSnapshots::OnOrder(const std::string& id,
   if (!CheckSnapshotName(order.name()).ok() || version < committed_) return;
   // Node 0 has given the last one up: it orders one after the other.
   if (active_.has_value()) {
-    EndActive(absl::AbortedError("node 0 has begun another snapshot"));
+    // What this node holds is kept if word of its being whole was lost.
+    if (active_->is_held && active_->version.value() == order.whole()) {
+      EndActive(Saved{active_->name, order.whole(), 0});
+    } else {
+      EndActive(absl::AbortedError("node 0 has begun another snapshot"));
+    }
   }
   if (writer_ != nullptr) return;  // soon: the order is repeated
+  if (order.replica() && replicas_ != nullptr) {
+    // One more than there is room for, if word of the last one was lost.
+    const bool has_whole = replicas_->Holds(order.whole());
+    if (has_whole) status_.replicas.last_step = order.whole();
+    replicas_->KeepOnly(status_.replicas.last_step);
+  }
   Active active;
   active.id = id;
   active.name = order.name();
+  active.is_replica = order.replica();
   active.version = version;
   active.since = parts_.clock->Now();
+  if (order.last()) active.failure = CheckLast();
+  if (order.replica() ? replicas_ == nullptr : parts_.files == nullptr) {
+    active.failure = absl::FailedPreconditionError(
+        order.replica() ? "this daemon holds no replicas: set its "
+                          "replicas.every_steps"
+                        : "this daemon keeps no snapshots: set its "
+                          "snapshots.directory");
+  }
   Arm(std::move(active));
+  if (!active_->failure.ok()) return TellCoordinator();
   Send(NodeRank(0), id, std::move(armed));
 }
 
@@ -342,6 +519,9 @@ void JobSnapshots::TakeMemory() {
 void JobSnapshots::Begin() {
   active_->is_begun = true;
   if (absl::Status made = MakeImage(); !made.ok()) return OnWritten(made);
+  if (active_->is_replica) {
+    replicas_->Begin(active_->id, active_->version.value());
+  }
   const optimizer::Scalars& scalars = parts_.state->scalars();
   const int first = parts_.layout->topology().FirstRank(parts_.node).value();
   std::vector<Cursor> cursors(parts_.layout->topology().local_world_size);
@@ -362,7 +542,7 @@ void JobSnapshots::Begin() {
   if (image_ != nullptr) image = image_->bytes();
   capture_.Begin(image, scalars.optimizer_step);
   ShardWriter::Parts writer;
-  writer.files = parts_.files;
+  writer.files = files();
   writer.io = &io_;
   writer.clock = parts_.clock;
   writer.executor = parts_.executor;
@@ -370,7 +550,9 @@ void JobSnapshots::Begin() {
   writer.capture = &capture_;
   writer.image = image;
   writer.weights = parts_.weights;
-  writer.max_bytes_per_second = parts_.schedule.max_bytes_per_second;
+  // Memory is not a disk that others wait for.
+  writer.max_bytes_per_second =
+      active_->is_replica ? 0 : parts_.schedule.max_bytes_per_second;
   writer_ = std::make_unique<ShardWriter>(
       writer, TemporaryPath(parts_.job.job, active_->id),
       ShardName(parts_.node.value(), num_nodes()), std::move(cursors),
@@ -394,23 +576,15 @@ void JobSnapshots::OnWritten(absl::StatusOr<FileInfo> info) {
   }
   if (!is_coordinator()) return TellCoordinator();
   if (info.ok()) return OnShard(parts_.node, *std::move(info));
-  // Not from inside a call of the job.
-  parts_.executor->Post([this, status = info.status(), id = active_->id,
-                         alive = std::weak_ptr<int>(alive_)] {
-    if (alive.expired()) return;
-    Conclude(
-        id, num_nodes() == 1
-                ? status
-                : absl::Status(
-                      status.code(),
-                      absl::StrCat("node 0: ", std::string(status.message()))));
-  });
+  ConcludeLater(info.status());
 }
 
 void JobSnapshots::TellCoordinator() {
   v1::SnapshotFrame frame;
   if (!active_->failure.ok()) {
     Fill(active_->failure, frame.mutable_outcome());
+  } else if (active_->is_held) {
+    frame.mutable_held();
   } else if (active_->shard.has_value()) {
     frame.mutable_shard()->set_size_bytes(active_->shard->size_bytes);
     frame.mutable_shard()->set_header_checksum(active_->shard->header_checksum);
@@ -446,6 +620,7 @@ void JobSnapshots::OnOutcome(const v1::SnapshotFrame& frame) {
 
 // The file of this node is whole, or it is given up.
 void JobSnapshots::EndActive(const absl::StatusOr<Saved>& saved) {
+  if (active_->is_replica) return EndReplica(saved);
   status_.last_duration = parts_.clock->Now() - active_->since;
   if (saved.ok()) {
     ++status_.saved;
@@ -459,7 +634,7 @@ void JobSnapshots::EndActive(const absl::StatusOr<Saved>& saved) {
   ReleaseSteps();
   active_.reset();
   if (writer_ != nullptr) writer_->Cancel();
-  if (!saved.ok() && is_coordinator()) {
+  if (!saved.ok() && is_coordinator() && parts_.files != nullptr) {
     io_.Run(
         [files = parts_.files, path = TemporaryPath(parts_.job.job, id)] {
           files->RemoveAll(path).IgnoreError();  // tried again with the next
@@ -470,12 +645,54 @@ void JobSnapshots::EndActive(const absl::StatusOr<Saved>& saved) {
 }
 
 void JobSnapshots::OnLinksLost(const absl::Status& why) {
-  if (!active_.has_value()) return;
+  SetPulls(nullptr);
   const absl::Status status = absl::AbortedError(absl::StrCat(
       "nodes were lost while it was written: ", std::string(why.message())));
+  ForgetLast(status);
+  if (!active_.has_value()) return;
   if (is_coordinator()) return Conclude(active_->id, status, 0);
+  // Node 0 may have heard that all hold it, and dropped the one before it.
+  active_->is_orphaned = true;
   EndActive(status);
   RunIdle();
+}
+
+// Whoever waits to end the job need not wait for nodes that may stay away.
+void JobSnapshots::ForgetLast(const absl::Status& why) {
+  std::erase_if(wishes_, [](const Wish& wish) { return wish.is_last; });
+  std::erase_if(asked_, [](const Wish& wish) { return wish.is_last; });
+  for (const std::string& id : std::exchange(last_ids_, {})) {
+    const auto it = waiting_.find(id);
+    if (it == waiting_.end()) continue;
+    for (SaveDone& done : it->second) {
+      parts_.executor->Post(
+          [why, done = std::move(done)]() mutable { std::move(done)(why); });
+    }
+    waiting_.erase(it);
+  }
+}
+
+// What this node holds is part of a whole replica, or it is given up.
+void JobSnapshots::EndReplica(const absl::StatusOr<Saved>& saved) {
+  ReplicaStatus& status = status_.replicas;
+  const bool is_failure = !saved.ok() && !absl::IsCancelled(saved.status());
+  if (!absl::IsCancelled(saved.status())) status.last_error = saved.status();
+  status.made += saved.ok() && active_->is_begun ? 1 : 0;
+  status.failed += is_failure ? 1 : 0;
+  ReleaseSteps();
+  if (replicas_ == nullptr || !active_->is_begun) {
+    // It was refused, or made before.
+  } else if (saved.ok() && active_->is_held) {
+    status.last_step = active_->version.value();
+    replicas_->Keep();
+  } else if (is_stopped_ || active_->is_orphaned) {
+    replicas_->Abandon();
+  } else {
+    replicas_->Drop();
+  }
+  active_.reset();
+  if (writer_ != nullptr) writer_->Cancel();
+  parts_.port->OnReplica(saved);
 }
 
 // ---- Frames. ----
@@ -494,6 +711,7 @@ void JobSnapshots::OnFrame(NodeRank from, const v1::SnapshotFrame& frame) {
   if (!is_coordinator()) {
     if (from != NodeRank(0)) return;
     if (frame.has_order()) OnOrder(frame.id(), frame.order());
+    if (frame.has_collect()) OnCollect(frame);
     const bool is_awaited = waiting_.contains(frame.id()) ||
                             (active_.has_value() && active_->id == frame.id());
     if (frame.has_outcome() && is_awaited) OnOutcome(frame);
@@ -506,6 +724,7 @@ void JobSnapshots::OnFrame(NodeRank from, const v1::SnapshotFrame& frame) {
       OnShard(from, {"", frame.shard().size_bytes(),
                      frame.shard().header_checksum()});
     }
+    if (frame.has_held()) OnHeld(from);
     if (frame.has_outcome()) OnNodeFailed(from, frame.outcome());
     return;
   }
@@ -513,6 +732,17 @@ void JobSnapshots::OnFrame(NodeRank from, const v1::SnapshotFrame& frame) {
       outcome != nullptr) {
     parts_.port->SendSnapshot(from, *outcome);
   }
+}
+
+void JobSnapshots::OnCollect(const v1::SnapshotFrame& frame) {
+  if (!active_.has_value() || active_->id != frame.id() ||
+      !active_->is_replica || !active_->shard.has_value() ||
+      active_->collect.has_value()) {
+    return;
+  }
+  active_->collect = {frame.collect().manifest_bytes(),
+                      frame.collect().manifest_checksum()};
+  Collect();
 }
 
 void JobSnapshots::ArmRepeat() {
@@ -527,6 +757,7 @@ void JobSnapshots::Repeat() {
   for (const Wish& wish : asked_) {
     v1::SnapshotFrame frame;
     frame.mutable_wish()->set_name(wish.name);
+    frame.mutable_wish()->set_last(wish.is_last);
     Send(NodeRank(0), wish.id, std::move(frame));
   }
   if (active_.has_value() && !is_coordinator()) TellCoordinator();
@@ -547,6 +778,11 @@ void JobSnapshots::Repeat() {
       if (!active_->armed[n]) SendOrder(NodeRank(n));
     }
   }
+  if (active_.has_value() && is_coordinator() && active_->collect.has_value()) {
+    for (int n = 1; n < num_nodes(); ++n) {
+      if (!active_->held[n]) SendCollect(NodeRank(n));
+    }
+  }
   if (active_.has_value() || !asked_.empty()) ArmRepeat();
 }
 
@@ -554,12 +790,20 @@ void JobSnapshots::Repeat() {
 
 void JobSnapshots::WhenIdle(absl::AnyInvocable<void() &&> fn) {
   when_idle_.push_back(std::move(fn));
+  std::erase_if(wishes_, [](const Wish& wish) {
+    return wish.is_replica && !wish.is_last;
+  });
+  if (is_coordinator() && active_.has_value() && active_->is_replica &&
+      !active_->is_last) {
+    return ConcludeLater(absl::CancelledError("the job was closed"));
+  }
   RunIdle();
 }
 
 void JobSnapshots::RunIdle() {
-  const bool is_quiet =
-      writer_ == nullptr && io_.is_idle() && memory_.is_idle();
+  const bool is_quiet = writer_ == nullptr && io_.is_idle() &&
+                        memory_.is_idle() &&
+                        (replicas_ == nullptr || replicas_->is_idle());
   if (active_.has_value() || !wishes_.empty() || !asked_.empty() || !is_quiet) {
     return;
   }
@@ -582,6 +826,7 @@ void JobSnapshots::Stop(const absl::Status& why,
   wishes_.clear();
   asked_.clear();
   if (active_.has_value()) EndActive(reason);
+  SetPulls(nullptr);
   for (auto& [id, waiters] : std::exchange(waiting_, {})) {
     for (SaveDone& waiter : waiters) {
       parts_.executor->Post([reason, waiter = std::move(waiter)]() mutable {
@@ -600,6 +845,14 @@ SnapshotStatus JobSnapshots::status() const {
     status.bytes_total = writer_->bytes_total();
   }
   status.bytes_by_updates = capture_.bytes_by_updates();
+  if (replicas_ == nullptr) return status;
+  ReplicaStatus& replicas = status.replicas;
+  replicas.is_enabled = true;
+  replicas.lag_steps =
+      std::max<int64_t>(0, finished_.value() - replicas.last_step);
+  replicas.held_bytes = parts_.held->bytes_in_use();
+  replicas.bytes_sent = replicas_->courier().bytes_sent();
+  replicas.bytes_received = replicas_->courier().bytes_received();
   return status;
 }
 

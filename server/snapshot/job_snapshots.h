@@ -7,6 +7,13 @@
 //
 // No later version is committed before every node knows of the order, so each
 // finds the version whole once it is published, and keeps it (capture.h).
+// A replica (job_replicas.h) is made in the same way, never at the same time,
+// and in memory; there each node writes the manifest, and has to fetch:
+//
+//   node 0   all shards there ─▶ manifest ─ collect ─▶ all nodes
+//   nodes    fetch manifest and the source's shard, check ─▶ held
+//   node 0   all nodes hold theirs ─▶ outcome: older ones go
+//
 // Frames may be lost: orders, shards and wishes are repeated until answered.
 // A node or daemon that dies in between leaves files that no manifest names.
 // Whatever fails, training goes on.
@@ -20,6 +27,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -41,10 +49,13 @@
 #include "server/optimizer/shard_state.h"
 #include "server/snapshot/capture.h"
 #include "server/snapshot/files/file_system.h"
+#include "server/snapshot/files/held_files.h"
 #include "server/snapshot/files/manifest.h"
 #include "server/snapshot/io_queue.h"
+#include "server/snapshot/job_replicas.h"
 #include "server/snapshot/shard_plan.h"
 #include "server/snapshot/shard_writer.h"
+#include "server/transport/pulls.h"
 
 namespace ballast::snapshot {
 
@@ -76,6 +87,22 @@ class SnapshotPort {
   virtual std::vector<BudgetInfo> Budget() const = 0;
   // Something has ended: one line for the log.
   virtual void OnSnapshot(const absl::StatusOr<Saved>& saved) = 0;
+  virtual void OnReplica(const absl::StatusOr<Saved>& saved) = 0;
+  // Which workers of this node are attached, in words; empty: none.
+  virtual std::string AttachedWorkers() const = 0;
+};
+
+struct ReplicaStatus {
+  bool is_enabled = false;
+  int64_t made = 0;  // since the job's start, as this node heard
+  int64_t failed = 0;
+  int64_t skipped = 0;  // were due while one, or a snapshot, was being written
+  int64_t last_step = 0;    // of the newest that is whole
+  int64_t lag_steps = 0;    // of what is published here beyond it
+  uint64_t held_bytes = 0;  // on this node
+  uint64_t bytes_sent = 0;
+  uint64_t bytes_received = 0;
+  absl::Status last_error;  // of the last one, if it failed
 };
 
 struct SnapshotStatus {
@@ -89,6 +116,7 @@ struct SnapshotStatus {
   absl::Duration last_duration;  // from the order to the outcome
   absl::Status last_error;       // of the last one, if it failed
   uint64_t bytes_by_updates = 0;
+  ReplicaStatus replicas;
 };
 
 class JobSnapshots {
@@ -102,12 +130,15 @@ class JobSnapshots {
     optimizer::Residuals* residuals = nullptr;  // with error feedback
     std::span<const std::byte> weights;
     device::Device* device = nullptr;  // the image
-    FileSystem* files = nullptr;
+    FileSystem* files = nullptr;       // null: no snapshots, only replicas
     base::ComputePool* io = nullptr;
     const base::Clock* clock = nullptr;
     base::Executor* executor = nullptr;
     base::Random* random = nullptr;
     Schedule schedule;
+    HeldFiles* held = nullptr;  // where replicas lie; null: there are none
+    ReplicaSchedule replicas;
+    std::function<bool()> is_link_busy;  // ShardCourier
     SnapshotPort* port = nullptr;
   };
 
@@ -128,11 +159,22 @@ class JobSnapshots {
   // stay.
   void OnLinksLost(const absl::Status& why);
 
-  // Takes a snapshot of the current version; `name` empty: named by its step.
-  // InvalidArgument; ResourceExhausted: too many are waiting.
-  void Save(const std::string& name, SaveDone done);
+  // The links to the other nodes, by which replicas travel; null: they are
+  // gone, or about to go. One that is on its way fails.
+  void SetPulls(transport::Pulls* pulls);
 
-  // Runs `fn` once nothing is being saved.
+  bool keeps_files() const { return parts_.files != nullptr; }
+  // Takes a snapshot of the current version; `name` empty: named by its step.
+  // InvalidArgument; FailedPrecondition: this daemon keeps none;
+  // ResourceExhausted: too many are waiting.
+  void Save(const std::string& name, SaveDone done);
+  // A replica of the current version, for a job that ends with it.
+  // FailedPrecondition: workers are attached to it, or it keeps none.
+  // Unavailable, Aborted: the nodes have lost one another.
+  void SaveLast(SaveDone done);
+
+  // Runs `fn` once nothing is being saved. The job was closed: nobody will want
+  // a replica that is on its way.
   void WhenIdle(absl::AnyInvocable<void() &&> fn);
   // Nothing is saved any more; `done` runs once no file and no memory of the
   // job is touched.
@@ -144,17 +186,26 @@ class JobSnapshots {
   struct Wish {
     std::string id;
     std::string name;
+    bool is_replica = false;
+    bool is_last = false;
   };
   // One that this node writes for.
   struct Active {
     std::string id;
     std::string name;
+    bool is_replica = false;
+    bool is_last = false;
     WeightVersion version;
     absl::Time since;
     bool is_begun = false;
     std::optional<FileInfo> shard;  // durable here
     absl::Status failure;
+    // A replica:
+    std::optional<JobReplicas::ManifestFile> collect;
+    bool is_held = false;
+    bool is_orphaned = false;  // whether it is whole, nobody here knows
     // Node 0:
+    std::vector<bool> held;   // by node, of a replica
     std::vector<bool> armed;  // by node
     std::vector<std::optional<FileInfo>> shards;
     bool holds_steps = false;
@@ -163,11 +214,18 @@ class JobSnapshots {
     Manifest manifest;
   };
 
+  FileSystem* files() const {  // of the active one
+    return active_->is_replica ? replicas_->files() : parts_.files;
+  }
+  std::unique_ptr<JobReplicas> MakeReplicas();
   bool is_coordinator() const { return parts_.node == NodeRank(0); }
   int num_nodes() const { return parts_.layout->topology().num_nodes; }
+  absl::Status CheckLast() const;
+  void Ask(Wish wish, SaveDone done);
   void AddWish(Wish wish);
   void StartNext();
   void AskForDue(Step step);
+  bool IsSnapshotDue(Step step);
   void OnWish(NodeRank from, const std::string& id, const v1::SnapshotWish&);
   void OnOrder(const std::string& id, const v1::SnapshotOrder& order);
   void OnArmed(NodeRank from);
@@ -181,11 +239,21 @@ class JobSnapshots {
   void OnWritten(absl::StatusOr<FileInfo> info);
   void TellCoordinator();
   void Publish();
+  void PublishReplica(const Manifest& manifest);
+  void Collect();
+  void OnCollected(const absl::Status& status);
+  void OnHeld(NodeRank from);
+  void OnCollect(const v1::SnapshotFrame& frame);
+  void SendCollect(NodeRank to);
+  // Node 0, not from inside a call of the job.
+  void ConcludeLater(const absl::Status& why);
   // Node 0: the end of the active one, if it is still this, for all.
   void Conclude(const std::string& id, const absl::Status& status,
                 uint64_t size_bytes = 0);
   void OnOutcome(const v1::SnapshotFrame& frame);
   void EndActive(const absl::StatusOr<Saved>& saved);
+  void EndReplica(const absl::StatusOr<Saved>& saved);
+  void ForgetLast(const absl::Status& why);
   void ReleaseSteps();
   void Send(NodeRank to, const std::string& id, v1::SnapshotFrame frame);
   void SendOrder(NodeRank to);
@@ -200,13 +268,16 @@ class JobSnapshots {
   Capture capture_;
   IoQueue io_;
   IoQueue memory_;  // beside files, so that no snapshot waits for it
+  const std::unique_ptr<JobReplicas> replicas_;  // null: there are none
   std::unique_ptr<device::PrivateBuffer> image_;
   WeightVersion finished_{-1};
   WeightVersion committed_{-1};
   bool is_started_ = false;
   std::deque<Wish> wishes_;  // node 0: to be ordered
   std::map<std::string, std::vector<SaveDone>> waiting_;  // by id
-  std::vector<Wish> asked_;  // other nodes: of node 0
+  std::vector<Wish> asked_;            // other nodes: of node 0
+  std::vector<std::string> last_ids_;  // of SaveLast, asked for here
+  bool is_linked_ = false;             // SetPulls
   std::optional<Active> active_;
   std::unique_ptr<ShardWriter> writer_;
   std::deque<v1::SnapshotFrame> outcomes_;  // node 0: of the last ones

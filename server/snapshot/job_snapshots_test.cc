@@ -46,6 +46,8 @@ class Cluster {
     void OnSnapshot(const absl::StatusOr<Saved>& saved) override {
       ended.push_back(saved);
     }
+    void OnReplica(const absl::StatusOr<Saved>&) override {}
+    std::string AttachedWorkers() const override { return ""; }
 
     Cluster* const cluster;
     const int rank;

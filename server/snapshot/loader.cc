@@ -72,7 +72,9 @@ bool Overlaps(const std::vector<KeptRange>& ranges,
   });
 }
 
-class Loading {
+}  // namespace
+
+class StateLoad::Loading {
  public:
   Loading(const LoadTarget& target, SnapshotReader* reader)
       : target_(target), reader_(*reader) {
@@ -234,7 +236,7 @@ class Loading {
     }
   }
 
-  const LoadTarget& target_;
+  const LoadTarget target_;
   SnapshotReader& reader_;
   KeptRanges owned_;
   KeptRanges residuals_;          // if they are wanted
@@ -242,8 +244,6 @@ class Loading {
   mutable std::vector<std::string> cursors_;
   std::string rank0_cursor_;
 };
-
-}  // namespace
 
 int NodeOfResidual(int stored_node, int stored_nodes, int num_nodes) {
   return std::max(0, stored_node - std::max(0, stored_nodes - num_nodes));
@@ -297,38 +297,79 @@ absl::Status CheckFits(const Manifest& manifest, const std::string& path,
   return absl::OkStatus();
 }
 
+StateLoad::StateLoad() = default;
+StateLoad::~StateLoad() = default;
+
+absl::StatusOr<std::unique_ptr<StateLoad>> StateLoad::Open(
+    FileSystem& files, const std::string& path, uint64_t checksum,
+    const LoadTarget& target) {
+  auto load = std::unique_ptr<StateLoad>(new StateLoad());
+  ASSIGN_OR_RETURN(load->reader_, SnapshotReader::Open(files, path));
+  if (load->reader_->checksum() != checksum) {
+    return absl::AbortedError(absl::StrCat(
+        "snapshot ", base::Quoted(path),
+        " was replaced by another one in the meantime: open the job again"));
+  }
+  load->loading_ = std::make_unique<Loading>(target, load->reader_.get());
+  return load;
+}
+
+int StateLoad::num_shards() const { return reader_->num_shards(); }
+
+const Manifest& StateLoad::manifest() const { return reader_->manifest(); }
+
+std::vector<StateLoad::Range> StateLoad::Ranges(int shard) const {
+  std::vector<Range> ranges;
+  for (const StoredSection& section : reader_->sections(shard)) {
+    if (section.size_bytes == 0 || !loading_->IsWanted(section)) continue;
+    const Range range{section.offset, section.offset + section.size_bytes};
+    if (!ranges.empty() && ranges.back().end == range.begin) {
+      ranges.back().end = range.end;
+    } else {
+      ranges.push_back(range);
+    }
+  }
+  return ranges;
+}
+
+absl::Status StateLoad::ReadShard(int shard,
+                                  const std::atomic<bool>* cancelled) {
+  return reader_->ReadShard(
+      shard,
+      [&](const StoredSection& section) { return loading_->IsWanted(section); },
+      [&](const StoredSection& section, uint64_t offset,
+          std::span<const std::byte> bytes) {
+        return loading_->Take(section, offset, bytes);
+      },
+      cancelled);
+}
+
+LoadedState StateLoad::Finish() {
+  const Manifest& manifest = reader_->manifest();
+  LoadedState loaded;
+  loaded.step = manifest.step;
+  loaded.optimizer_step = manifest.optimizer_step;
+  loaded.groups = manifest.groups;
+  loaded.cursors = loading_->TakeCursors();
+  loaded.rank0_cursor = loading_->TakeRank0Cursor();
+  loaded.stored_world_size = manifest.world_size();
+  loaded.stored_nodes = manifest.num_nodes;
+  loaded.has_residuals = manifest.has_residuals;
+  loaded.budget = loading_->Budget();
+  return loaded;
+}
+
 absl::StatusOr<LoadedState> LoadState(FileSystem& files,
                                       const std::string& path,
                                       uint64_t checksum,
                                       const LoadTarget& target,
                                       const std::atomic<bool>* cancelled) {
-  ASSIGN_OR_RETURN(const std::unique_ptr<SnapshotReader> reader,
-                   SnapshotReader::Open(files, path));
-  if (reader->checksum() != checksum) {
-    return absl::AbortedError(absl::StrCat(
-        "snapshot ", base::Quoted(path),
-        " was replaced by another one in the meantime: open the job again"));
+  ASSIGN_OR_RETURN(const std::unique_ptr<StateLoad> load,
+                   StateLoad::Open(files, path, checksum, target));
+  for (int shard = 0; shard < load->num_shards(); ++shard) {
+    RETURN_IF_ERROR(load->ReadShard(shard, cancelled));
   }
-  Loading loading(target, reader.get());
-  RETURN_IF_ERROR(reader->Read(
-      [&](const StoredSection& section) { return loading.IsWanted(section); },
-      [&](const StoredSection& section, uint64_t offset,
-          std::span<const std::byte> bytes) {
-        return loading.Take(section, offset, bytes);
-      },
-      cancelled));
-  const Manifest& manifest = reader->manifest();
-  LoadedState loaded;
-  loaded.step = manifest.step;
-  loaded.optimizer_step = manifest.optimizer_step;
-  loaded.groups = manifest.groups;
-  loaded.cursors = loading.TakeCursors();
-  loaded.rank0_cursor = loading.TakeRank0Cursor();
-  loaded.stored_world_size = manifest.world_size();
-  loaded.stored_nodes = manifest.num_nodes;
-  loaded.has_residuals = manifest.has_residuals;
-  loaded.budget = loading.Budget();
-  return loaded;
+  return load->Finish();
 }
 
 }  // namespace ballast::snapshot

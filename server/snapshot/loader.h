@@ -5,7 +5,8 @@
 // Cursors say how far each rank was: they are given only to a job of as many
 // ranks as the one that was saved.
 //
-// Threading: pure functions over a file system; they block.
+// Threading: pure functions over a file system, and a thread-compatible class;
+// they block.
 // Errors: FailedPrecondition or InvalidArgument names what differs between the
 // job and what is stored; DataLoss which file is damaged; PermissionDenied for
 // another user's or tenant's job. After an error the memory holds anything.
@@ -15,6 +16,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -31,6 +33,7 @@
 #include "server/optimizer/shard_state.h"
 #include "server/snapshot/files/file_system.h"
 #include "server/snapshot/files/manifest.h"
+#include "server/snapshot/files/snapshot_reader.h"
 
 namespace ballast::snapshot {
 
@@ -86,7 +89,38 @@ struct LoadedState {
   std::vector<Budget> budget;
 };
 
-// `checksum`: of the manifest that was found, so that all nodes read the same.
+// File by file, for whoever brings the files in turn.
+class StateLoad {
+ public:
+  // Headers are read and checked. `target` is copied. `checksum`: of the
+  // manifest that was found, so that all nodes read the same.
+  static absl::StatusOr<std::unique_ptr<StateLoad>> Open(
+      FileSystem& files, const std::string& path, uint64_t checksum,
+      const LoadTarget& target);
+  ~StateLoad();
+
+  int num_shards() const;
+  const Manifest& manifest() const;
+  // Bytes of the file that ReadShard reads, beside its header: ascending,
+  // without overlap.
+  struct Range {
+    uint64_t begin = 0;
+    uint64_t end = 0;
+  };
+  std::vector<Range> Ranges(int shard) const;
+  // Each once, in this order.
+  absl::Status ReadShard(int shard, const std::atomic<bool>* cancelled);
+  LoadedState Finish();
+
+ private:
+  class Loading;
+  StateLoad();
+
+  std::unique_ptr<SnapshotReader> reader_;
+  std::unique_ptr<Loading> loading_;
+};
+
+// All of it.
 absl::StatusOr<LoadedState> LoadState(FileSystem& files,
                                       const std::string& path,
                                       uint64_t checksum,

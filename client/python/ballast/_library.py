@@ -101,6 +101,8 @@ _PROTOTYPES = {
                                POINTER(c_size_t), _ERROR]),
     "ballast_rank0_cursor": (c_int, [c_void_p, c_void_p, c_size_t,
                                      POINTER(c_size_t), _ERROR]),
+    "ballast_resumed_from": (c_int, [c_void_p, c_void_p, c_size_t,
+                                     POINTER(c_size_t), _ERROR]),
     "ballast_save": (c_int, [c_void_p, c_char_p, c_double, POINTER(c_int64),
                              POINTER(c_void_p), _ERROR]),
     "ballast_stats": (c_int, [c_void_p, c_double, POINTER(c_void_p),
@@ -305,6 +307,9 @@ class Handle:
 
     def rank0_cursor(self) -> bytes:
         return self._copy(self._library.ballast_rank0_cursor)
+
+    def resumed_from(self) -> str:
+        return self._copy(self._library.ballast_resumed_from).decode()
 
     def _copy(self, function: Any) -> bytes:
         buffer = ctypes.create_string_buffer(1 << 16)

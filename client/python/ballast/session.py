@@ -167,9 +167,11 @@ class Session:
         if self.resumed:
             given = ("; its former worker gave that step: what it gave counts"
                      if info.step_is_given else "")
-            print("ballast: job %s goes on at step %d (rank %d)%s; initial "
+            source = self._handle.resumed_from()
+            print("ballast: job %s goes on at step %d (rank %d)%s%s; initial "
                   "values are not used%s"
-                  % (self.job, info.open_step, self.rank, given,
+                  % (self.job, info.open_step, self.rank,
+                     source and " from the " + source, given,
                      self._take_groups()), file=sys.stderr)
 
     def _take_groups(self) -> str:

@@ -44,6 +44,7 @@ class FakeHandle:
         self.calls = []
         self.committed = b""
         self.resumed = 0
+        self.source = ""
         self.held = None  # names' indexes; None: all are resident
         if "secondary_partition=none" in self.options["exchange"]:
             self.held = set()
@@ -95,6 +96,9 @@ class FakeHandle:
 
     def cursor(self):
         return self.committed
+
+    def resumed_from(self):
+        return self.source
 
     def wait(self, tensor, timeout):
         self.calls.append(("wait", tensor))
@@ -261,6 +265,17 @@ class SessionTest(unittest.TestCase):
         self.assertIn("job j goes on at step 8", said)
         self.assertIn("; kept lr 7.0 (given 0.1) of group 0", said)
         self.assertNotIn("momentum", said)  # as given
+
+    def test_resumed_jobs_say_what_they_go_on_from(self):
+        with mock.patch.object(FakeHandle, "info", lambda self:
+                               _library.InfoStruct(open_step=8, resumed=1)), \
+                mock.patch.object(FakeHandle, "resumed_from", lambda self:
+                                  "replica of step 7 held by nodes 0 and 2"), \
+                mock.patch("sys.stderr") as stderr:
+            session()
+        said = "".join(call[0][0] for call in stderr.write.call_args_list)
+        self.assertIn("goes on at step 8 (rank 0) from the replica of step 7 "
+                      "held by nodes 0 and 2; initial", said)
 
     def test_state_dict_is_a_copy_that_tensors_takes(self):
         s = session()

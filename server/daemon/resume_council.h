@@ -1,0 +1,66 @@
+// What a job that is opened again goes on from: node 0's part of the agreement,
+// as pure decisions. Every node offers what it holds; the newest replica that
+// is whole wins, or stored files that are newer, or initial values. If a copy
+// proves damaged there is another round without it.
+//
+//   offers of all ─▶ choice of round 1 ─ all loaded ─▶ go
+//                       ▲                └ a damaged copy ─▶ round 2, 3, …
+//
+// Offers are a peer's words (I27): bounded, and never believed to be more than
+// what somebody else can check.
+//
+// Threading: thread-compatible.
+#ifndef SERVER_DAEMON_RESUME_COUNCIL_H_
+#define SERVER_DAEMON_RESUME_COUNCIL_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "proto/peer.pb.h"
+#include "server/base/ids.h"
+#include "server/snapshot/held_sets.h"
+
+namespace ballast::daemon {
+
+// Sets of a node, and files of a set, that are listened to.
+inline constexpr int kMaxOfferedSets = 16;
+
+class ResumeCouncil {
+ public:
+  struct Options {
+    std::string job;
+    int num_nodes = 1;
+    std::optional<int64_t> stored_step;  // of the files that all nodes found
+    bool has_initial_values = true;
+    bool must_resume = false;
+  };
+
+  explicit ResumeCouncil(Options options);
+
+  // Of a node in [0, num_nodes); repeated or late ones change nothing.
+  void OnOffer(NodeRank from, const v1::ResumeOffer& offer);
+
+  // Null until all nodes have offered.
+  const v1::ResumeChoice* choice() const {
+    return choice_.round() > 0 ? &choice_ : nullptr;
+  }
+  // "node 2 has not said what it holds"; empty if nobody is waited for.
+  std::string WaitingFor() const;
+
+ private:
+  void Decide();
+  void Fail(const absl::Status& why);
+  void ChooseReplica(const snapshot::HeldChoice& held);
+
+  const Options options_;
+  std::vector<std::optional<v1::ResumeOffer>> offers_;  // by node
+  std::vector<snapshot::BadCopy> bad_;
+  v1::ResumeChoice choice_;
+};
+
+}  // namespace ballast::daemon
+
+#endif  // SERVER_DAEMON_RESUME_COUNCIL_H_
