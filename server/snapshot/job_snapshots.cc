@@ -601,6 +601,7 @@ void JobSnapshots::OnOutcome(const v1::SnapshotFrame& frame) {
                                       outcome.version(), outcome.size_bytes()};
   if (!status.ok()) saved = status;
   if (!is_coordinator()) Remember(frame);
+  std::erase(last_ids_, frame.id());
   std::erase_if(asked_,
                 [&](const Wish& wish) { return wish.id == frame.id(); });
   std::vector<SaveDone> waiters;

@@ -1,6 +1,6 @@
 // Simulates many lives of jobs:
 //
-//   ballast_sim --seeds A..B [--profile fast|slow|death|disk]
+//   ballast_sim --seeds A..B [--profile fast|slow|death|disk|loss]
 //   ballast_sim --seeds A..B [--scenario FILE | --scenarios DIR]
 //               [--verbose]
 //
@@ -38,7 +38,7 @@ struct Arguments {
 
 int Usage() {
   std::cerr << "usage: ballast_sim --seeds A..B [--profile "
-               "fast|slow|death|disk | --scenario FILE | --scenarios DIR] "
+               "fast|slow|death|disk|loss | --scenario FILE | --scenarios DIR] "
                "[--verbose]\n";
   return 2;
 }

@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "server/base/failpoint.h"
+#include "server/snapshot/held_sets.h"
 
 namespace ballast::sim {
 namespace {
@@ -45,7 +46,7 @@ Cluster::Daemon::Daemon(Cluster* cluster, int rank)
     cluster->result_.heals += absl::StrContains(line, "; healed with");
   };
   const Scenario& scenario = cluster->scenario_;
-  if (scenario.nodes > 1) {
+  if (scenario.nodes > 1 || scenario.replica_every > 0) {
     peers = std::make_unique<SimPeerPlane>(NodeRank(rank), &process,
                                            &cluster->networks_);
     leaves.peers = peers.get();
@@ -61,6 +62,7 @@ Cluster::Daemon::Daemon(Cluster* cluster, int rank)
   leaves.snapshot_files = cluster->files_;
   leaves.io = &io;
   options.snapshots.every_steps = scenario.snapshot_every;
+  options.replicas.every_steps = scenario.replica_every;
   node = std::make_unique<daemon::Node>(leaves, options);
   if (cluster->keepers_.empty()) return;
   SimVault& vault = cluster->keepers_[rank]->vault;
@@ -74,10 +76,38 @@ Cluster::Daemon::Daemon(Cluster* cluster, int rank)
 Cluster::Cluster(const Scenario& scenario, uint64_t seed,
                  const kernels::Kernels& kernels, WrapTransport wrap,
                  snapshot::FileSystem* files)
+    : Cluster(scenario, seed, kernels, std::move(wrap), files, nullptr) {
+  for (int n = 0; n < scenario.nodes; ++n) {
+    daemons_.push_back(std::make_unique<Daemon>(this, n));
+  }
+}
+
+Cluster::Cluster(const Scenario& scenario, uint64_t seed,
+                 const kernels::Kernels& kernels, Cluster* earlier,
+                 const std::vector<int>& from)
+    : Cluster(scenario, seed, kernels, nullptr, earlier->files_, earlier) {
+  for (int n = 0; n < scenario.nodes; ++n) {
+    daemons_.push_back(from[n] < 0 ? std::make_unique<Daemon>(this, n)
+                                   : Move(earlier, from[n], n));
+  }
+}
+
+std::unique_ptr<Cluster::Daemon> Cluster::Move(Cluster* earlier, int from,
+                                               int to) {
+  std::unique_ptr<Daemon> daemon = std::move(earlier->daemons_[from]);
+  daemon->peers->Use(NodeRank(to), &networks_);
+  return daemon;
+}
+
+Cluster::Cluster(const Scenario& scenario, uint64_t seed,
+                 const kernels::Kernels& kernels, WrapTransport wrap,
+                 snapshot::FileSystem* files, Cluster* earlier)
     : scenario_(scenario),
       kernels_(kernels),
       files_(files),
-      world_(seed),
+      own_world_(earlier == nullptr ? std::make_unique<base::SimExecutor>(seed)
+                                    : nullptr),
+      world_(earlier == nullptr ? *own_world_ : earlier->world_),
       seeds_(seed ^ 0xba11a57),
       links_(&world_, seeds_.Next(), scenario.link),
       network_(&links_),
@@ -111,9 +141,6 @@ Cluster::Cluster(const Scenario& scenario, uint64_t seed,
     keepers_.push_back(std::make_unique<Keeper>());
   }
   result_.weights.resize(scenario.first_version);  // not seen here
-  for (int n = 0; n < scenario.nodes; ++n) {
-    daemons_.push_back(std::make_unique<Daemon>(this, n));
-  }
 }
 
 Cluster::~Cluster() {
@@ -136,6 +163,40 @@ Result Cluster::Run() {
 }
 
 Result Cluster::Finish() {
+  RunToEnd();
+  CheckEnds();
+  CheckNothingIsLeft();
+  AddUp();
+  return result_;
+}
+
+Result Cluster::RunLife() {
+  Start();
+  RunToEnd();
+  // What its last workers did is noticed a little later.
+  world_.RunFor(absl::Seconds(2));
+  CheckEnds();
+  AddUp();
+  return result_;
+}
+
+snapshot::HeldFiles* Cluster::FindRemnant(int node) const {
+  return daemons_[node] == nullptr
+             ? nullptr
+             : daemons_[node]->node->remnants().Find(kJobName);
+}
+
+int64_t Cluster::NewestHeldStep() const {
+  std::vector<std::vector<snapshot::HeldSet>> held(daemons_.size());
+  for (size_t n = 0; n < daemons_.size(); ++n) {
+    snapshot::HeldFiles* const files = FindRemnant(static_cast<int>(n));
+    if (files != nullptr) held[n] = snapshot::ListHeld(*files, kJobName);
+  }
+  const auto choice = snapshot::ChooseHeld(held, {});
+  return choice.has_value() ? choice->step : 0;
+}
+
+void Cluster::RunToEnd() {
   const absl::Time end = world_.Now() + kPatience;
   uint64_t events = 0;
   while (!IsOver()) {
@@ -149,13 +210,13 @@ Result Cluster::Finish() {
     if (result_.violations.size() > kMaxViolations) break;
   }
   result_.virtual_time = world_.Now() - (end - kPatience);
-  CheckEnds();
-  CheckNothingIsLeft();
+}
+
+void Cluster::AddUp() {
   for (int n = 0; n < scenario_.nodes; ++n) {
     result_.wire_bytes += links_.sent_bytes(NodeRank(n));
   }
   result_.trace_hash = world_.trace_hash();
-  return result_;
 }
 
 bool Cluster::Step() {
@@ -594,6 +655,9 @@ void Cluster::CheckNothingIsLeft() {
     if (bytes != 0) {
       OnViolation(
           absl::StrCat("I28: node ", n, " still holds ", bytes, " bytes"));
+    }
+    if (!daemon.node->remnants().is_empty()) {
+      OnViolation(absl::StrCat("I28: node ", n, " still holds replicas"));
     }
   }
 }

@@ -41,6 +41,7 @@
 #include "server/daemon/node.h"
 #include "server/device/host/host_device.h"
 #include "server/snapshot/files/file_system.h"
+#include "server/snapshot/files/held_files.h"
 #include "server/transport/inproc/inproc_peer_link.h"
 #include "server/transport/inproc/inproc_transport.h"
 #include "server/transport/inproc/link_model.h"
@@ -77,9 +78,21 @@ class Cluster final : public SimWorld {
   Cluster(const Scenario& scenario, uint64_t seed,
           const kernels::Kernels& kernels, WrapTransport wrap = nullptr,
           snapshot::FileSystem* files = nullptr);
+  // The next life of the job, in the same world: node n of it is the daemon
+  // that was node from[n] of `earlier`, which outlives this, with all that it
+  // holds; -1: a new one.
+  Cluster(const Scenario& scenario, uint64_t seed,
+          const kernels::Kernels& kernels, Cluster* earlier,
+          const std::vector<int>& from);
   ~Cluster() override;
 
   Result Run();  // Start and Finish
+  // Start, and what follows to the end of the job; another life follows.
+  Result RunLife();
+  // What a node holds of the job, which has ended there; null: nothing.
+  snapshot::HeldFiles* FindRemnant(int node) const;
+  // Of the nodes that are there: the step that the next life goes on from.
+  int64_t NewestHeldStep() const;
 
   // For tests that look at a job on its way: then clock().RunFor(…).
   void Start();
@@ -139,6 +152,12 @@ class Cluster final : public SimWorld {
 
   bool Step();
   void Die(std::string_view failpoint);
+  Cluster(const Scenario& scenario, uint64_t seed,
+          const kernels::Kernels& kernels, WrapTransport wrap,
+          snapshot::FileSystem* files, Cluster* earlier);
+  std::unique_ptr<Daemon> Move(Cluster* earlier, int from, int to);
+  void RunToEnd();
+  void AddUp();
   void StartWorker(int rank, int life);
   void Restart(int node, absl::Duration away);
   void PostCall(int node, std::shared_ptr<Call> call);
@@ -156,7 +175,9 @@ class Cluster final : public SimWorld {
   const Scenario scenario_;
   const kernels::Kernels& kernels_;
   snapshot::FileSystem* const files_;
-  base::SimExecutor world_;
+  const std::unique_ptr<base::SimExecutor>
+      own_world_;  // null: an earlier one's
+  base::SimExecutor& world_;
   base::SeededRandom seeds_;
   transport::LinkModel links_;
   transport::InprocNetwork network_;

@@ -13,10 +13,9 @@ namespace ballast::sim {
 namespace {
 
 constexpr std::pair<std::string_view, Profile> kProfiles[] = {
-    {"fast", Profile::kFast},
-    {"slow", Profile::kSlow},
-    {"death", Profile::kDeath},
-    {"disk", Profile::kDisk},
+    {"fast", Profile::kFast},   {"slow", Profile::kSlow},
+    {"death", Profile::kDeath}, {"disk", Profile::kDisk},
+    {"loss", Profile::kLoss},
 };
 
 class Drawing {
@@ -32,9 +31,12 @@ class Drawing {
     DrawModel();
     DrawPipeline();
     DrawNetwork();
+    if (profile_ == Profile::kLoss) Say("replica_every ", Between(1, 2));
+    const std::string peaceful = text_;
     DrawFaults();
     Schedule schedule;
     if (profile_ == Profile::kDisk) DrawDisk(&schedule);
+    if (profile_ == Profile::kLoss) DrawLoss(peaceful, &schedule);
     schedule.text = absl::StrCat(Shape(nodes_, workers_, steps_), text_);
     return schedule;
   }
@@ -56,7 +58,7 @@ class Drawing {
   }
 
   void DrawShape() {
-    const int least = profile_ == Profile::kDeath ? 2 : 1;
+    const int least = LosesNode() ? 2 : 1;
     nodes_ = Between(least, is_slow_ ? 5 : 3);
     workers_ = Between(1, is_slow_ ? 4 : 2);
     steps_ = is_slow_ ? Between(8, 16) : Between(4, 7);
@@ -77,7 +79,7 @@ class Drawing {
     std::string more;
     if (has_partitions_) absl::StrAppend(&more, " partition_nodes=", owners_);
     // Such jobs keep no snapshots.
-    if (!is_delta_ && profile_ != Profile::kDisk && OneIn(4)) {
+    if (!is_delta_ && !GoesOn() && OneIn(4)) {
       gathers_ = true;
       relinks_ = false;
       absl::StrAppend(&more, " secondary_partition=none");
@@ -93,7 +95,7 @@ class Drawing {
         absl::StrAppend(&more, " gradients.error_feedback=true");
       }
       // The first decision after a load does not know all errors.
-      if (!gathers_ && profile_ != Profile::kDisk && OneIn(4)) {
+      if (!gathers_ && !GoesOn() && OneIn(4)) {
         absl::StrAppend(&more,
                         " max_relative_error=", Pick({"0.001", "0.05", "0.3"}),
                         " metering.one_in=", Between(1, 4));
@@ -196,7 +198,7 @@ class Drawing {
         return;
       case 3:
         // A node that is silent for 30 s is missed.
-        if (nodes_ > 1 && profile_ != Profile::kDeath) {
+        if (nodes_ > 1 && !LosesNode()) {
           has_node_faults_ = true;
           const bool is_long = relinks_ && step > 1 && OneIn(3);
           Say(at, "cut node ", Below(nodes_), " back ",
@@ -206,7 +208,7 @@ class Drawing {
       case 4:
         // Not all jobs are kept, and of several nodes none that has not begun.
         if ((nodes_ == 1 && !gathers_) || (relinks_ && step > 1)) {
-          if (profile_ == Profile::kDisk) return;
+          if (GoesOn()) return;
           Say(at, "restart node ", Below(nodes_), " back ", Between(1, 500),
               "ms");
         }
@@ -218,8 +220,15 @@ class Drawing {
 
   // Snapshots keep what they find, and what ends early heals nothing.
   bool MayCorrupt() const {
-    return is_delta_ && owners_ > 1 && !relinks_ &&
-           profile_ != Profile::kDeath && profile_ != Profile::kDisk;
+    return is_delta_ && owners_ > 1 && !relinks_ && !LosesNode() && !GoesOn();
+  }
+
+  bool LosesNode() const {
+    return profile_ == Profile::kDeath || profile_ == Profile::kLoss;
+  }
+  // From what an earlier life left.
+  bool GoesOn() const {
+    return profile_ == Profile::kDisk || profile_ == Profile::kLoss;
   }
 
   // Alone in its step: nobody shall read the weights again before they heal.
@@ -249,6 +258,31 @@ class Drawing {
     schedule->next_text = absl::StrCat(
         Shape(nodes, nodes_ * workers_ / nodes, steps_ + 3), text_);
   }
+
+  void DrawLoss(const std::string& peaceful, Schedule* schedule) {
+    const int lost = Below(nodes_);
+    // Late, so that something is held.
+    Say("at step ", steps_ - 1, " slow rank 0 back 2000ms");
+    Say("at step ", steps_, " kill node ", lost);
+    Say("expect node or did not start");
+    for (int n = 0; n < nodes_; ++n) {
+      if (n != lost) schedule->next_nodes.push_back(n);
+    }
+    // All that are left, for they may hold what no other does, and new ones.
+    int more = Below(3);
+    while ((nodes_ - 1 + more) % OwnersOfNext() != 0) ++more;
+    // Quantized, one node alone shows other weights than it was left.
+    if (!is_exact_ && nodes_ - 1 + more == 1) more += OwnersOfNext();
+    for (; more > 0; --more) {
+      const int at = Below(static_cast<int>(schedule->next_nodes.size()) + 1);
+      schedule->next_nodes.insert(schedule->next_nodes.begin() + at, -1);
+    }
+    schedule->next_text =
+        absl::StrCat(Shape(static_cast<int>(schedule->next_nodes.size()),
+                           Between(1, 2), steps_ + 3),
+                     peaceful);
+  }
+  int OwnersOfNext() const { return has_partitions_ ? owners_ : 1; }
 
   const Profile profile_;
   const bool is_slow_;

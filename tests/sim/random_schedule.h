@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace ballast::sim {
 
@@ -15,6 +16,7 @@ enum class Profile {
   kSlow,   // more nodes, ranks, steps and faults
   kDeath,  // one fault that is not: all must hear why, in bounded time
   kDisk,   // snapshots on a bad disk; the power fails; others go on from them
+  kLoss,   // a node dies for good; the job goes on from replicas, resized
 };
 
 std::optional<Profile> ProfileOf(std::string_view name);
@@ -34,6 +36,8 @@ struct Schedule {
   std::string next_text;
   int64_t power_fails_after = 0;
   DiskFaults disk;
+  // kLoss: likewise, on these nodes of the first life (-1: a new one).
+  std::vector<int> next_nodes;
 };
 
 // The same for the same arguments, always.

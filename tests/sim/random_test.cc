@@ -61,6 +61,12 @@ TEST(RandomTest, GoesOnFromWhatTheDiskKept) {  // I17, I20, I27
       RunSeeds(Profile::kDisk, 0, 100));
 }
 
+TEST(RandomTest, GoesOnFromWhatNodesHold) {  // I17, I20, I27
+  ExpectAllBut(
+      {Fault::Kind::kCorrupt, Fault::Kind::kPartition, Fault::Kind::kRestart},
+      RunSeeds(Profile::kLoss, 0, 60));
+}
+
 TEST(RandomTest, ASeedIsOneSchedule) {
   EXPECT_EQ(DrawSchedule(Profile::kFast, 7).text,
             DrawSchedule(Profile::kFast, 7).text);

@@ -15,8 +15,6 @@ namespace ballast::sim {
 ReferenceModel::ReferenceModel(const Scenario& scenario)
     : scenario_(scenario),
       policy_(*layout::ParsePolicy(scenario.exchange)),
-      owners_(policy_.partition_nodes == 0 ? scenario.nodes
-                                           : policy_.partition_nodes),
       errors_(policy_) {
   for (const layout::TensorSpec& spec : scenario.tensors) {
     TensorState tensor;
@@ -30,16 +28,62 @@ ReferenceModel::ReferenceModel(const Scenario& scenario)
     tensor.m.resize(tensor.size);
     tensor.v.resize(tensor.size);
     tensor.index = static_cast<int>(tensors_.size());
-    if (scenario.nodes > 1 && spec.trainable) {  // alone, nothing is sent
-      tensor.codecs = layout::CodecsOf(policy_, spec.name, tensor.size);
-      if (owners_ == 1) tensor.codecs.weights = {};  // they stay where they are
-      tensor.policy_codecs = tensor.codecs;
-      codes_gradients_ |=
-          tensor.size > 0 && tensor.codecs.gradients.quantizes();
-    }
     tensors_.push_back(std::move(tensor));
   }
   Keep({});
+  TakeShape(1);
+}
+
+void ReferenceModel::TakeShape(int64_t step) {
+  Scenario::Shape shape{INT64_MAX, scenario_.nodes, scenario_.workers};
+  for (const Scenario::Shape& earlier : scenario_.earlier) {
+    if (step > earlier.last_step) continue;
+    shape = earlier;
+    break;
+  }
+  if (shape.last_step == shape_.last_step) return;
+  if (shape_.last_step != 0) MoveResiduals(shape.nodes);
+  shape_ = shape;
+  owners_ =
+      policy_.partition_nodes == 0 ? shape.nodes : policy_.partition_nodes;
+  SetCodecs();
+}
+
+void ReferenceModel::SetCodecs() {
+  codes_gradients_ = false;
+  for (TensorState& tensor : tensors_) {
+    layout::TensorCodecs codecs;
+    if (shape_.nodes > 1 && tensor.spec.trainable) {  // alone, nothing is sent
+      codecs = layout::CodecsOf(policy_, tensor.spec.name, tensor.size);
+      if (owners_ == 1) codecs.weights = {};  // they stay where they are
+      codes_gradients_ |= tensor.size > 0 && codecs.gradients.quantizes();
+    }
+    // What a budget has widened stays.
+    if (codecs.gradients == tensor.policy_codecs.gradients &&
+        codecs.weights == tensor.policy_codecs.weights) {
+      continue;
+    }
+    tensor.codecs = tensor.policy_codecs = codecs;
+  }
+}
+
+// On fewer nodes the first of them takes what is too many (snapshot/loader.h).
+void ReferenceModel::MoveResiduals(int num_nodes) {
+  for (TensorState& tensor : tensors_) {
+    const int surplus =
+        std::max(0, static_cast<int>(tensor.residuals.size()) - num_nodes);
+    std::vector<std::vector<float>> moved(num_nodes);
+    for (size_t n = 0; n < tensor.residuals.size(); ++n) {
+      const int to = std::max(0, static_cast<int>(n) - surplus);
+      const std::vector<float>& from = tensor.residuals[n];
+      if (moved[to].empty()) {
+        moved[to] = from;
+        continue;
+      }
+      for (size_t i = 0; i < from.size(); ++i) moved[to][i] += from[i];
+    }
+    tensor.residuals = tensor.left_over = std::move(moved);
+  }
 }
 
 void ReferenceModel::Keep(Outcome outcome) {
@@ -117,7 +161,7 @@ void ReferenceModel::PublishWeights(TensorState* tensor, int64_t step,
     k.reference(before.data(), tensor->spec.dtype, tensor->size, shown.data());
     for (size_t i = 0; i < shown.size(); ++i) meant[i] -= shown[i];
   }
-  const int hop = scenario_.nodes;
+  const int hop = shape_.nodes;
   const std::vector<float> narrower =
       Narrower(*tensor, layout::Path::kWeights, step, hop, meant);
   std::vector<float> arrives = meant;
@@ -171,12 +215,12 @@ std::vector<float> ReferenceModel::NodeSum(TensorState* state, int64_t step,
                                            int node) {
   const TensorState& tensor = *state;
   std::vector<float> sum =
-      Sum(tensor, step, node * scenario_.workers, scenario_.workers);
+      Sum(tensor, step, node * shape_.workers, shape_.workers);
   if (owners_ == 1) return sum;  // its group's; nobody else owns anything
   const bool feeds_back =
       policy_.error_feedback && tensor.policy_codecs.gradients.quantizes();
-  state->residuals.resize(scenario_.nodes);
-  state->left_over.resize(scenario_.nodes);
+  state->residuals.resize(shape_.nodes);
+  state->left_over.resize(shape_.nodes);
   state->residuals[node].resize(sum.size());
   for (size_t i = 0; i < sum.size(); ++i) {
     if (feeds_back) sum[i] += tensor.residuals[node][i];
@@ -196,21 +240,21 @@ std::vector<float> ReferenceModel::GroupSum(TensorState* tensor, int64_t step,
     const std::vector<float> more = NodeSum(tensor, step, node);
     for (size_t i = 0; i < sum.size(); ++i) sum[i] += more[i];
   }
-  if (owners_ < scenario_.nodes) {
-    SendGradient(*tensor, step, scenario_.nodes + 1 + group, &sum);
+  if (owners_ < shape_.nodes) {
+    SendGradient(*tensor, step, shape_.nodes + 1 + group, &sum);
   }
   return sum;
 }
 
 std::vector<float> ReferenceModel::MeanGradient(TensorState* tensor,
                                                 int64_t step, bool* is_finite) {
-  const int world_size = scenario_.world_size();
+  const int world_size = shape_.world_size();
   std::vector<float> mean;
   if (!codes_gradients_) {
     mean = Sum(*tensor, step, 0, world_size);
   } else {
     mean = GroupSum(tensor, step, 0);
-    for (int group = 1; group < scenario_.nodes / owners_; ++group) {
+    for (int group = 1; group < shape_.nodes / owners_; ++group) {
       const std::vector<float> more = GroupSum(tensor, step, group);
       for (size_t i = 0; i < mean.size(); ++i) mean[i] += more[i];
     }
@@ -268,6 +312,7 @@ void ReferenceModel::LoadStep(int64_t step, bool resets_state) {
 void ReferenceModel::Step() {
   const kernels::Kernels& k = kernels::Reference();
   const auto step = static_cast<int64_t>(outcomes_.size());
+  TakeShape(step);
   if (const auto load = scenario_.loads.find(step);
       load != scenario_.loads.end()) {
     return LoadStep(step, load->second);

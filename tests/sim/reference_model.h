@@ -53,6 +53,10 @@ class ReferenceModel {
     uint32_t fallbacks = 0;
   };
 
+  // What the job is in this step.
+  void TakeShape(int64_t step);
+  void SetCodecs();
+  void MoveResiduals(int num_nodes);
   // `hop`: the nodes, in order, then the weights, then the partition groups.
   void ThereAndBack(const TensorState& tensor,
                     const layout::CodecChoice& choice, int64_t step, int hop,
@@ -83,7 +87,8 @@ class ReferenceModel {
 
   const Scenario scenario_;
   const layout::ExchangePolicy policy_;
-  const int owners_;  // nodes of a partition group
+  Scenario::Shape shape_;  // of the step that is computed
+  int owners_ = 1;         // nodes of a partition group
   bool codes_gradients_ = false;
   std::vector<TensorState> tensors_;
   std::vector<Outcome> outcomes_;  // by step

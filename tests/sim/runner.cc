@@ -58,6 +58,29 @@ Result RunUntilPowerFails(const Schedule& schedule, const Scenario& scenario,
   return result;
 }
 
+// Two lives in one world: what the nodes of the first hold is all there is.
+Result RunWithLoss(const Schedule& schedule, const Scenario& scenario,
+                   Scenario next, uint64_t seed,
+                   const kernels::Kernels& kernels) {
+  Cluster cluster(scenario, seed, kernels);
+  Result result = cluster.RunLife();
+  next.first_version = cluster.NewestHeldStep();
+  // The reference skips what was skipped.
+  for (const Fault& fault : scenario.faults) {
+    const bool is_of_gradient =
+        fault.kind == Fault::Kind::kNan || fault.kind == Fault::Kind::kInfinity;
+    if (is_of_gradient && fault.step <= next.first_version) {
+      next.faults.push_back(fault);
+    }
+  }
+  if (next.first_version > 0) {
+    next.earlier = {{next.first_version, scenario.nodes, scenario.workers}};
+  }
+  Add(Cluster(next, seed + 1, kernels, &cluster, schedule.next_nodes).Run(),
+      &result);
+  return result;
+}
+
 Result RunScheduleOnce(const Schedule& schedule, uint64_t seed,
                        const kernels::Kernels& kernels) {
   const absl::StatusOr<Scenario> scenario =
@@ -68,6 +91,9 @@ Result RunScheduleOnce(const Schedule& schedule, uint64_t seed,
   }
   absl::StatusOr<Scenario> next = ParseScenario("next", schedule.next_text);
   if (!next.ok()) return Unparsed(next.status());
+  if (!schedule.next_nodes.empty()) {
+    return RunWithLoss(schedule, *scenario, *std::move(next), seed, kernels);
+  }
   MemoryFileSystem files;
   files.FailAfter(schedule.disk.fails_after, schedule.disk.failures);
   files.set_capacity(schedule.disk.capacity_bytes);

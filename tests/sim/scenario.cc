@@ -286,6 +286,8 @@ absl::Status ParseLine(Line* line, Scenario* scenario) {
                      Integer<int>(line->Take()));
   } else if (word == "snapshot_every") {
     ASSIGN_OR_RETURN(scenario->snapshot_every, Integer<int64_t>(line->Take()));
+  } else if (word == "replica_every") {
+    ASSIGN_OR_RETURN(scenario->replica_every, Integer<int64_t>(line->Take()));
   } else if (word == "link") {
     RETURN_IF_ERROR(ParseLink(line, scenario));
   } else if (word == "load") {

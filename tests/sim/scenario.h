@@ -81,8 +81,17 @@ struct Scenario {
   bool has_interfaces = false;  // a node's links share their rate
   bool has_keepers = false;     // also without a daemon that restarts
   int64_t snapshot_every = 0;   // steps; 0: none are kept
+  int64_t replica_every = 0;    // likewise
   // The version that is stored, and gone on from; 0: initial values are given.
   int64_t first_version = 0;
+  // Of a job that goes on in another shape: what it was up to which step.
+  struct Shape {
+    int64_t last_step = 0;
+    int nodes = 1;
+    int workers = 1;
+    int world_size() const { return nodes * workers; }
+  };
+  std::vector<Shape> earlier;  // ascending
   // Steps in which all ranks load weights, and whether with new moments.
   std::map<int64_t, bool> loads;
   std::vector<Fault> faults;

@@ -12,31 +12,33 @@ constexpr absl::Duration kPollSoon = absl::Milliseconds(50);
 constexpr absl::Duration kPollLater = absl::Milliseconds(500);
 constexpr absl::Duration kSoon = absl::Seconds(5);
 
+bool IsReachable(const SimNetworks& networks, NodeRank self, NodeRank node) {
+  return node == self || !networks.links->IsCut(self, node);
+}
+
 }  // namespace
 
 class SimPeerPlane::Links final : public daemon::JobLinks {
  public:
   Links(SimPeerPlane* plane, const daemon::LinksRequest& request,
         std::map<int, uint64_t> members)
-      : plane_(plane),
+      : networks_(*plane->networks_),
+        self_(plane->self_),
+        rendezvous_(&plane->rendezvous_),
         request_(request),
-        opened_(plane->networks_->clock->Now()),
+        opened_(networks_.clock->Now()),
         members_(std::move(members)) {
-    SimNetworks& networks = *plane->networks_;
-    transport_ =
-        networks.exchanges->AddNode(plane->self_, plane->executor_).value();
-    if (networks.wrap != nullptr) {
-      wrapped_ = networks.wrap(transport_.get(), plane->executor_);
+    transport_ = networks_.exchanges->AddNode(self_, plane->executor_).value();
+    if (networks_.wrap != nullptr) {
+      wrapped_ = networks_.wrap(transport_.get(), plane->executor_);
     }
-    peer_link_ =
-        networks.frames->AddNode(plane->self_, plane->executor_).value();
-    networks.lives[plane->self_.value()] = request.incarnation.value();
+    peer_link_ = networks_.frames->AddNode(self_, plane->executor_).value();
+    networks_.lives[self_.value()] = request.incarnation.value();
   }
   ~Links() override {
-    SimNetworks& networks = *plane_->networks_;
-    networks.lives.erase(plane_->self_.value());
-    networks.ends[plane_->self_.value()] = networks.clock->Now();
-    plane_->Leave(request_);
+    networks_.lives.erase(self_.value());
+    networks_.ends[self_.value()] = networks_.clock->Now();
+    rendezvous_->Leave(request_.job, request_.incarnation);
   }
 
   transport::Transport* transport() override {
@@ -51,16 +53,16 @@ class SimPeerPlane::Links final : public daemon::JobLinks {
 
   // A closed link shows, unless the network between is cut: then its silence.
   daemon::PeerState StateOf(NodeRank node, absl::Status* why) const override {
-    if (!plane_->IsReachable(node)) return daemon::PeerState::kReady;
-    const auto& lives = plane_->networks_->lives;
+    if (!IsReachable(networks_, self_, node)) return daemon::PeerState::kReady;
+    const auto& lives = networks_.lives;
     const auto now = lives.find(node.value());
     if (now != lives.end() && !members_.contains(node.value())) {
       members_[node.value()] = now->second;
     }
     const auto met = members_.find(node.value());
-    const auto end = plane_->networks_->ends.find(node.value());
+    const auto end = networks_.ends.find(node.value());
     if (met == members_.end()) {
-      if (end == plane_->networks_->ends.end() || end->second < opened_) {
+      if (end == networks_.ends.end() || end->second < opened_) {
         return daemon::PeerState::kConnecting;
       }
     } else if (now != lives.end() && now->second == met->second) {
@@ -72,7 +74,9 @@ class SimPeerPlane::Links final : public daemon::JobLinks {
   }
 
  private:
-  SimPeerPlane* const plane_;
+  SimNetworks& networks_;
+  const NodeRank self_;
+  membership::Rendezvous* const rendezvous_;  // this node's
   const daemon::LinksRequest request_;
   const absl::Time opened_;
   mutable std::map<int, uint64_t> members_;  // lives, as they become known
@@ -120,7 +124,9 @@ class SimPeerPlane::Meeting final : public daemon::Opening {
   }
   ~Meeting() override {
     plane_->executor_->Cancel(timer_);
-    if (!is_linked_) plane_->Leave(links_);
+    if (!is_linked_) {
+      plane_->rendezvous_.Leave(links_.job, links_.incarnation);
+    }
   }
 
   std::string WaitingFor() const override { return waiting_for_; }
@@ -175,7 +181,14 @@ SimPeerPlane::SimPeerPlane(NodeRank self, base::Executor* executor,
 }
 
 SimPeerPlane::~SimPeerPlane() {
-  if (self_ == NodeRank(0)) networks_->rendezvous = nullptr;
+  if (networks_->rendezvous == &rendezvous_) networks_->rendezvous = nullptr;
+}
+
+void SimPeerPlane::Use(NodeRank self, SimNetworks* networks) {
+  if (networks_->rendezvous == &rendezvous_) networks_->rendezvous = nullptr;
+  self_ = self;
+  networks_ = networks;
+  if (self == NodeRank(0)) networks->rendezvous = &rendezvous_;
 }
 
 absl::Status SimPeerPlane::Check(NodeRank node, const std::string&) const {
@@ -194,15 +207,11 @@ std::unique_ptr<daemon::Opening> SimPeerPlane::Open(
 absl::StatusOr<v1::RendezvousReply> SimPeerPlane::Poll(
     const v1::RendezvousRequest& request) const {
   const bool is_lost = self_ != NodeRank(0) && networks_->links->DrawLoss();
-  if (networks_->rendezvous == nullptr || !IsReachable(NodeRank(0)) ||
-      is_lost) {
+  if (networks_->rendezvous == nullptr ||
+      !IsReachable(*networks_, self_, NodeRank(0)) || is_lost) {
     return absl::UnavailableError("node 0 does not answer");
   }
   return networks_->rendezvous->Poll(request, networks_->clock->Now());
-}
-
-void SimPeerPlane::Leave(const daemon::LinksRequest& request) {
-  if (self_ == NodeRank(0)) rendezvous_.Leave(request.job, request.incarnation);
 }
 
 std::unique_ptr<daemon::JobLinks> SimPeerPlane::MakeLinks(

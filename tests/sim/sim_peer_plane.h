@@ -52,6 +52,10 @@ class SimPeerPlane final : public daemon::PeerPlane {
   SimPeerPlane(NodeRank self, base::Executor* executor, SimNetworks* networks);
   ~SimPeerPlane() override;
 
+  // What is opened from now on goes by other networks: the daemon is another
+  // node of another job. Links of before stay where they are.
+  void Use(NodeRank self, SimNetworks* networks);
+
   std::string_view transport_name() const override { return "inproc"; }
   absl::Status Check(NodeRank node, const std::string&) const override;
   std::unique_ptr<daemon::Opening> Open(const daemon::LinksRequest& request,
@@ -62,18 +66,14 @@ class SimPeerPlane final : public daemon::PeerPlane {
   class Beginning;
   class Meeting;
 
-  bool IsReachable(NodeRank node) const {
-    return node == self_ || !networks_->links->IsCut(self_, node);
-  }
   absl::StatusOr<v1::RendezvousReply> Poll(
       const v1::RendezvousRequest& request) const;
-  void Leave(const daemon::LinksRequest& request);
   std::unique_ptr<daemon::JobLinks> MakeLinks(
       const daemon::LinksRequest& request, std::map<int, uint64_t> members);
 
-  const NodeRank self_;
+  NodeRank self_;
   base::Executor* const executor_;
-  SimNetworks* const networks_;
+  SimNetworks* networks_;
   membership::Rendezvous rendezvous_;  // node 0's
 };
 

@@ -240,7 +240,12 @@ void SimWorker::OnBegun(absl::StatusOr<session::BeginReply> reply) {
   }
   step_ = reply->open_step.value();
   word_ = proto::SequenceWord(reply->generation.value(), step_);
-  const std::string cursor = step_ == 1 ? "" : CursorOf(id_.rank, step_ - 1);
+  // Cursors of another number of ranks are nobody's.
+  const bool is_lost =
+      !scenario.earlier.empty() && step_ - 1 == scenario.first_version &&
+      scenario.earlier.back().world_size() != scenario.world_size();
+  const std::string cursor =
+      step_ == 1 || is_lost ? "" : CursorOf(id_.rank, step_ - 1);
   if (reply->cursor != cursor) {
     world_->OnViolation(absl::StrCat("rank ", id_.rank, " got cursor \"",
                                      reply->cursor, "\" at step ", step_));
