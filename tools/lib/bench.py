@@ -16,8 +16,8 @@ _TARGETS = {
 # Programs that run the built daemons on a lab.
 _SCRIPTS = {name: "tests/bench/%s.py" % name
             for name in ("exchange", "latency", "local", "loss", "memory",
-                         "reattach", "restart", "scaling", "snapshot", "step",
-                         "training")}
+                         "reattach", "replica", "reshard", "restart",
+                         "scaling", "snapshot", "step", "training")}
 
 
 def _run_script(path: str, arguments: List[str]) -> int:
