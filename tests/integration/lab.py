@@ -107,14 +107,17 @@ def in_background(function, *arguments):
 
 
 class Daemon:
-    """One ballastd in its own directory."""
+    """One ballastd in its own directory. `entered`: the context in which its
+    network is there."""
 
-    def __init__(self, directory, overrides=(), http=False, wrap=None):
+    def __init__(self, directory, overrides=(), http=False, wrap=None,
+                 entered=contextlib.nullcontext):
         self.directory = directory
         self.address = "unix://%s/ballastd.sock" % directory
         self.admin = "unix://%s/admin.sock" % directory
         self.http_port = launch.free_port() if http else 0
         self.overrides = list(overrides)
+        self._entered = entered
         self.launcher = launch.Launcher(directory)
         self.child = None
         config = os.path.join(directory, "daemon.yaml")
@@ -177,7 +180,7 @@ class Daemon:
         """The text of /metrics; needs http=True."""
         address = "http://127.0.0.1:%d/metrics" % self.http_port
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(address, timeout=PATIENCE) as reply:
+        with self._entered(), opener.open(address, timeout=PATIENCE) as reply:
             return reply.read().decode()
 
     def session(self, rank, world, tensors, **options):
@@ -271,12 +274,12 @@ class TestCase(unittest.TestCase):
         self.assertEqual(len(found), 1, found)
         return found.pop()
 
-    def start_daemon(self, *overrides, http=False, wrap=None):
-        """`wrap` turns the daemon's command into the one to run; under it the
-        daemon must have the same pid."""
+    def start_daemon(self, *overrides, **options):
+        """`options`: of Daemon. `wrap` turns the daemon's command into the one
+        to run; under it the daemon must have the same pid."""
         # Short: a socket's path has at most 107 bytes.
         directory = tempfile.mkdtemp(prefix="ballast-it-", dir="/tmp")
-        daemon = Daemon(directory, overrides, http, wrap)
+        daemon = Daemon(directory, overrides, **options)
         self.addCleanup(self._clean, daemon)
         return daemon.start()
 
