@@ -5,6 +5,7 @@ import os
 import signal
 import time
 
+import footprint
 import kept
 import lab
 from ballast import launch
@@ -28,7 +29,10 @@ class Home:
         self.daemon, self.keeper = case.start_kept(*overrides, **options)
         self._case = case
         self._plain = self.daemon.command
+        self._has_begun = True
         self.deaths = 0
+        # Its device may be down: it does not start on one that is.
+        self.is_unplugged = False
 
     def use(self, *overrides):
         """Ends the daemon; the next one has these settings too."""
@@ -41,35 +45,51 @@ class Home:
         self._case.assertEqual(self.daemon.wait(), 0, self.daemon.log())
 
     def start(self, failpoints=""):
-        """False if it died at once, at one of them."""
+        """False if it died at once, at one of them, or cannot start."""
         daemon = self.daemon
         daemon.command = self._plain if not failpoints else [
-            PROGRAM, *self._plain[1:], "--failpoints", failpoints]
+            PROGRAM if word == os.environ["BALLASTD"] else word
+            for word in self._plain] + ["--failpoints", failpoints]
         daemon.child = daemon.launcher.start_daemon(0, daemon.command)
+        self._has_begun = True
         if launch.wait_for_daemon(daemon.address, lab.PATIENCE, daemon.child):
             return True
+        if (self.is_unplugged and daemon.wait() == 1
+                and "No such device" in daemon.log()):
+            self._has_begun = False
+            return False
         self.check_death()
         return False
 
     def check_death(self):
         """It has died, and of SIGKILL."""
         self.deaths += 1
+        self._has_begun = False
         self._case.assertEqual(self.daemon.wait(), 128 + signal.SIGKILL,
                                self.daemon.log())
 
     def mind(self, failpoints=lambda: ""):
-        """Starts it again if it is dead, with the failpoints of that moment;
-        True if it was."""
-        if self.daemon.child.poll() is None:
+        """Starts it again if it is dead, with the failpoints of that moment,
+        or tries to; True if it was."""
+        if not self.is_dead():
             return False
-        self.check_death()
+        if self._has_begun:
+            self.check_death()
         if not self.start(failpoints()):
-            self._case.assertTrue(self.start(), self.daemon.log())
+            self._case.assertTrue(self.start() or self.is_unplugged,
+                                  self.daemon.log())
         return True
+
+    def may_die(self):
+        """By itself, at a failpoint."""
+        return "--failpoints" in self.daemon.command
+
+    def is_dead(self):
+        return self.daemon.child.poll() is not None
 
     def kill(self):
         self.daemon.signal(signal.SIGKILL)
-        lab.poll(lambda: self.daemon.child.poll() is not None, "it is dead")
+        lab.poll(self.is_dead, "it is dead")
 
     def replace_keeper(self):
         """The daemon must live: with both all would be lost."""
@@ -82,6 +102,22 @@ class Home:
         lab.poll(lambda: "ballast_keeper_connected 1" in self.daemon.metrics(),
                  "the daemon has found a keeper")
         lab.poll(lambda: self.keeper.memfds() > 0, "it has the job")
+
+    def holds(self):
+        """What daemon and keeper hold, and the files that are there."""
+        return (self.daemon.footprint(), self.keeper.footprint(),
+                footprint.files(self.daemon.directory))
+
+    def check_holds(self, then):
+        """Nothing more than `then`, after a moment."""
+        for process, before in zip((self.daemon, self.keeper), then):
+            lab.poll(lambda p=process, b=before: p.footprint().fits(b),
+                     "%s has more than %s" % (process.footprint(), before))
+        self._case.assertEqual(footprint.files(self.daemon.directory), then[2])
+
+    def check_is_free(self):
+        for process in (self.daemon, self.keeper):
+            lab.poll(lambda p=process: p.memfds() == 0, "its memory is freed")
 
 
 class Ranks:

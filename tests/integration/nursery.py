@@ -33,12 +33,15 @@ class Life:
     def is_alive(self):
         return not select.select([self._pidfd], [], [], 0)[0]
 
-    def kill(self):
-        """SIGKILL, to this process and no other that has its number."""
+    def signal(self, number):
+        """To this process and no other that has its number."""
         try:
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            signal.pidfd_send_signal(self._pidfd, number)
         except ProcessLookupError:
             pass
+
+    def kill(self):
+        self.signal(signal.SIGKILL)
         select.select([self._pidfd], [], [], 60)
 
     def lines(self, kind):
