@@ -181,8 +181,13 @@ class DeltaCoder final : public ChunkCoder {
       const size_t size = BytesOf(*coded.piece);
       std::memcpy(context_->WeightsOf(*coded.piece), from, size);
       from += PadBytes(size);
+      // A chunk that is taken for good as far as it was written.
+      if (BALLAST_SABOTAGED("collective.delta_in_place")) {
+        published_->Set(id, {published_->Checksum(id, context_->parts.weights),
+                             published_->entry(id).version});
+      }
+      BALLAST_FAILPOINT("collective.delta_written");
     }
-    BALLAST_FAILPOINT("collective.delta_written");
     published_->Set(id, {checksum, WeightVersion(step.value())});
   }
 

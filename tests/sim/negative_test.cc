@@ -59,6 +59,12 @@ constexpr Breakage kBreakages[] = {
      "nodes 2\nexchange delta4 override:*=int4\nbucket_bytes 32768\n"
      "at step 3 corrupt node 0 owner\n",
      "", "is not the reference model's"},
+    // An owner dies in step 2, between runs of a chunk of three or after them:
+    // half of a difference is applied twice, or all of it.
+    {"collective.delta_in_place",
+     "nodes 2\nexchange delta4 override:*=int4\nbucket_bytes 32768\n"
+     "chunk_bytes 65536\ntensor bias float32 700\ntensor gain float32 900\n",
+     "collective.delta_written=kill@16", "is not the reference model's"},
 };
 
 std::string Violations(const Breakage& breakage, bool is_broken,
@@ -66,7 +72,7 @@ std::string Violations(const Breakage& breakage, bool is_broken,
   auto scenario = ParseScenario(
       breakage.name, absl::StrCat(kOneNode, std::string(breakage.scenario)));
   EXPECT_TRUE(scenario.ok()) << scenario.status();
-  scenario->has_keepers = scenario->nodes == 1;
+  scenario->has_keepers = scenario->nodes == 1 || breakage.death[0] != '\0';
   EXPECT_THAT(base::ConfigureFailpoints(
                   absl::StrCat(breakage.death, ";",
                                is_broken ? breakage.name : "nothing", "=break"),
