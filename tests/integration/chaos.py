@@ -93,15 +93,19 @@ class Home:
 
     def replace_keeper(self):
         """The daemon must live: with both all would be lost."""
+        # It answers before it has taken what the keeper holds.
+        self._await_keeper(1)
         self.keeper.end()
         # Once it has noticed: the next one must not be what it loses.
-        lab.poll(lambda: "ballast_keeper_connected 0" in self.daemon.metrics(),
-                 "the daemon has lost its keeper")
+        self._await_keeper(0)
         self.keeper = kept.Keeper(self.daemon.directory)
         self._case.addCleanup(self.keeper.end)
-        lab.poll(lambda: "ballast_keeper_connected 1" in self.daemon.metrics(),
-                 "the daemon has found a keeper")
+        self._await_keeper(1)
         lab.poll(lambda: self.keeper.memfds() > 0, "it has the job")
+
+    def _await_keeper(self, count):
+        lab.poll(lambda: "ballast_keeper_connected %d" % count in
+                 self.daemon.metrics(), "the daemon has %d keepers" % count)
 
     def holds(self):
         """What daemon and keeper hold, and the files that are there."""
