@@ -42,11 +42,11 @@ def build() -> Dict[str, str]:
             for name, label in _PROGRAMS.items()}
 
 
-def given_or_built() -> Dict[str, str]:
-    """The paths in the environment, if all of them are set and exist (but for
-    the keeper, which is not needed)."""
+def given_or_built(with_keeper: bool = False) -> Dict[str, str]:
+    """The paths in the environment, if all of them are set and exist; the
+    keeper's only `with_keeper`."""
     given = {name: os.environ.get(name, "") for name in _PROGRAMS
-             if name != "BALLAST_KEEPER"}
+             if with_keeper or name != "BALLAST_KEEPER"}
     if all(os.path.exists(path) for path in given.values()):
         return given
     return build()

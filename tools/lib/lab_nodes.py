@@ -9,8 +9,9 @@ Threading: none.
 
 import contextlib
 import os
+import time
 from dataclasses import dataclass
-from typing import Dict, Iterator, List, Optional, Sequence, Set
+from typing import Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 import labs
 import network
@@ -37,6 +38,10 @@ transport:
   ucx_tls: tcp
   ucx_devices: {interface}
 """
+_KEEPER_CONFIG = """\
+keeper:
+  socket: {keeper}
+"""
 
 
 class StartFailed(Exception):
@@ -53,6 +58,7 @@ class Node:
     health: int
     peer: str
     interface: str
+    keeper: str  # its socket; "" where there is none
     network: Optional[network.Network]
 
     def inside(self, command: Sequence[str]) -> List[str]:
@@ -84,8 +90,8 @@ class Cluster:
         return env
 
 
-def plan(sockets: str, count: int,
-         links: Optional[network.Network]) -> Cluster:
+def plan(sockets: str, count: int, links: Optional[network.Network],
+         keepers: bool = False) -> Cluster:
     """Decides all addresses. Without `links`, takes ports that are free."""
     used: Set[int] = set()
 
@@ -107,34 +113,37 @@ def plan(sockets: str, count: int,
         http=port(_HTTP), health=port(_HEALTH),
         peer="%s:%d" % (host(rank), port(_PEER)),
         interface=network.INTERFACE if links is not None else "lo",
+        keeper="%s/keeper-%d.sock" % (sockets, rank) if keepers else "",
         network=links) for rank in range(count)]
     return Cluster(nodes, host(0), port(_MASTER))
 
 
 def configuration(node: Node, cluster: Cluster, cores: int) -> str:
     """The daemon's YAML. The machine's cores are shared by all daemons."""
-    return _CONFIG.format(
+    text = _CONFIG + (_KEEPER_CONFIG if node.keeper else "")
+    return text.format(
         workers=node.workers, admin=node.admin, http=node.http,
         health=node.health, peer=node.peer, rank=node.rank,
         coordinator=cluster.coordinator, interface=node.interface,
+        keeper=node.keeper,
         threads=max(1, cores // len(cluster.nodes)))
 
 
 @contextlib.contextmanager
 def running(lab: labs.Lab, count: int, programs: Dict[str, str],
-            launcher: launch.Launcher,
-            settings: Sequence[str] = ()) -> Iterator[Cluster]:
-    """The lab's namespaces and daemons, while the context lasts; the
-    launcher is entered and left here. `settings`: KEY=VALUE, of each daemon's
-    configuration. Raises StartFailed or NetworkError."""
+            launcher: launch.Launcher, settings: Sequence[str] = (),
+            keepers: bool = False) -> Iterator[Cluster]:
+    """The lab's namespaces and daemons, and their keepers, while the context
+    lasts; the launcher is entered and left here. `settings`: KEY=VALUE, of each
+    daemon's configuration. Raises StartFailed or NetworkError."""
     overrides = [word for setting in settings for word in ("--set", setting)]
     links = network.Network(lab.lab_id, count, lab.rate) if lab.rate else None
-    cluster = plan(lab.sockets, count, links)
+    cluster = plan(lab.sockets, count, links, keepers)
     if links is not None:
         network.apply(links)
     given = {name: os.environ[name] for name in (*programs, "PYTHONPATH")
              if name in os.environ}
-    lab.nodes = [{"inside": node.inside([]),
+    lab.nodes = [{"inside": node.inside([]), "is_kept": keepers,
                   "env": {**given, **cluster.environment(node)}}
                  for node in cluster.nodes]
     lab.save()
@@ -144,14 +153,56 @@ def running(lab: labs.Lab, count: int, programs: Dict[str, str],
             path = os.path.join(lab.directory, "daemon-%d.yaml" % node.rank)
             with open(path, "w", encoding="utf-8") as stream:
                 stream.write(configuration(node, cluster, os.cpu_count() or 1))
-            daemons.append(launcher.start_daemon(node.rank, node.inside(
-                [programs["BALLASTD"], "--config", path, *overrides])))
+            if node.keeper:
+                launcher.start_keeper(node.rank, [
+                    programs["BALLAST_KEEPER"], "--socket", node.keeper])
+            daemons.append(launcher.start_daemon(
+                node.rank, node.inside(
+                    [programs["BALLASTD"], "--config", path, *overrides]),
+                is_kept=keepers))
         for node, daemon in zip(cluster.nodes, daemons):
             if not launch.wait_for_daemon(node.workers, _START_SECONDS,
                                           daemon):
                 raise StartFailed("daemon %d did not answer, see %s" %
                                   (node.rank, daemon.log))
         yield cluster
+
+
+def restart_daemon(lab: labs.Lab, rank: int, number: int) -> Tuple[int, int]:
+    """Ends the node's daemon by a signal and waits for the one that the lab's
+    process starts then: the pids of both. Raises StartFailed."""
+    if not lab.nodes[rank].get("is_kept"):
+        raise StartFailed(
+            "lab %s has no keepers: with a daemon its jobs would end; "
+            "--keepers makes a lab that has" % lab.lab_id)
+    if not lab.owner_runs():
+        raise StartFailed(
+            "the process of lab %s is gone, nobody would start the daemon "
+            "again; tools/lab down %s removes the lab"
+            % (lab.lab_id, lab.lab_id))
+    path = os.path.join(lab.directory, "daemon-%d" % rank)
+    old = _pid(path)
+    if old is None:
+        raise StartFailed("daemon %d does not run, see %s.log" % (rank, path))
+    os.kill(old, number)
+    deadline = time.monotonic() + _START_SECONDS
+    while True:
+        new = _pid(path)
+        if new not in (None, old) and launch.daemon_answers(
+                lab.nodes[rank]["env"]["BALLAST_ADDRESS"]):
+            return old, new
+        if time.monotonic() >= deadline:
+            raise StartFailed("nobody came after daemon %d in %d s, see %s.log"
+                              % (rank, _START_SECONDS, path))
+        time.sleep(0.05)
+
+
+def _pid(path: str) -> Optional[int]:
+    try:
+        with open(path + ".pid", encoding="utf-8") as stream:
+            return int(stream.read())
+    except FileNotFoundError:  # between two of them
+        return None
 
 
 def start_workers(launcher: launch.Launcher, cluster: Cluster, workers: int,

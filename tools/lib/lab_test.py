@@ -80,7 +80,8 @@ class LabCase(unittest.TestCase):
         self.directory = scratch.name
         fake = os.path.join(_HERE, "fake_daemon.py")
         self.env = dict(os.environ, BALLAST_LAB_DIR=self.directory,
-                        BALLASTD=fake, BALLASTCTL=fake, BALLAST_LIBRARY=fake)
+                        BALLASTD=fake, BALLASTCTL=fake, BALLAST_LIBRARY=fake,
+                        BALLAST_KEEPER=fake)
 
     def lab(self, *arguments, code=0, before=()):
         done = subprocess.run(
@@ -118,7 +119,7 @@ class LabCase(unittest.TestCase):
             return json.load(stream)
 
     def pids(self):
-        """Of all daemons and workers that have a pid file."""
+        """Of all children that have a pid file, in the order of their names."""
         found = []
         for name in sorted(os.listdir(self.directory)):
             if name.endswith(".pid"):
@@ -189,6 +190,72 @@ class LoopbackTest(LabCase):
         lab_id = self.up()
         self.assertIn("has 1 nodes", self.lab(
             "exec", "--lab", lab_id, "1", "--", "true", code=1))
+
+
+class KeepersTest(LabCase):
+
+    def test_a_daemon_is_replaced_and_nothing_else(self):
+        self.up("--nodes", "2", "--keepers")
+        for node in range(2):
+            with open(os.path.join(self.directory, "daemon-%d.yaml" % node),
+                      encoding="utf-8") as stream:
+                keeper = re.search(r"^keeper:\n  socket: (\S+)$", stream.read(),
+                                   re.MULTILINE).group(1)
+            self.assertTrue(os.path.exists(keeper))
+        for kill in ([], ["--kill"]):
+            before = self.pids()  # daemons, then keepers
+            self.assertEqual(len(before), 4)
+            output = self.lab("restart-daemon", *kill, "1")
+            after = self.pids()
+            self.assertIn("process %d after %d" % (after[1], before[1]), output)
+            self.assertNotEqual(after[1], before[1])
+            self.assertEqual(after[:1] + after[2:], before[:1] + before[2:])
+
+    def test_a_keeper_is_replaced(self):
+        self.up("--keepers")
+        daemon, keeper = self.pids()
+        os.kill(keeper, signal.SIGKILL)
+        poll(lambda: self.pids()[1:] not in ([], [keeper]), "there is another")
+        self.assertEqual(self.pids()[0], daemon)
+
+    def test_the_end_ends_keepers(self):  # I28
+        lab_id = self.up("--nodes", "2", "--keepers")
+        state, pids = self.state(), self.pids()
+        self.lab("down", lab_id)
+        self.assertFalse(any(map(runs, pids)))
+        self.assert_nothing_left(lab_id, state["sockets"])
+
+    def test_what_cannot_be_restarted_is_refused(self):
+        self.up()
+        pids = self.pids()
+        output = self.lab("restart-daemon", "0", code=1)
+        self.assertIn("has no keepers", output)
+        self.assertIn("--keepers makes a lab that has", output)
+        self.assertIn("has 1 nodes", self.lab("restart-daemon", "1", code=1))
+        self.assertEqual(self.pids(), pids)
+
+    def test_nobody_restarts_where_the_lab_is_gone(self):
+        self.up("--keepers")
+        state = self.state()
+        os.kill(state["pid"], signal.SIGKILL)
+        poll(lambda: not runs(state["pid"]), "the lab has ended")
+        output = self.lab("restart-daemon", "0", code=1)
+        self.assertIn("tools/lab down " + state["lab_id"], output)
+
+    def test_a_daemon_without_a_keeper_ends_its_lab(self):
+        """Control: nobody starts it again."""
+        self.up()
+        pid, = self.pids()
+        os.kill(pid, signal.SIGKILL)
+        path = os.path.join(self.directory, "lab.log")
+
+        def is_said():
+            with open(path, encoding="utf-8") as stream:
+                return "daemon-0 was ended by SIGKILL; see" in stream.read()
+
+        poll(is_said, "the lab says so")
+        self.assertFalse(runs(pid))
+        self.assertEqual(self.pids(), [])
 
 
 class RightsTest(LabCase):

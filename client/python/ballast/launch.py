@@ -30,7 +30,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import BinaryIO, Dict, List, Mapping, Optional, Sequence
+from typing import (BinaryIO, Dict, List, Mapping, Optional, Sequence,
+                    Tuple)
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -120,7 +121,7 @@ class Child:
         self.restarts = 0
         self.prefix = b""
         self.is_worker = False
-        self.is_kept = False  # a daemon whose next life goes on with its jobs
+        self.is_kept = False  # no worker, and its next life goes on
         self.end_reported = False
         self.process: "Optional[subprocess.Popen[bytes]]" = None
         self.log_file: Optional[BinaryIO] = None
@@ -167,8 +168,8 @@ class Child:
 
 class Launcher:
     """Starts, watches and ends children. A context manager: leaving it ends
-    what still runs, workers first, then daemons (SIGTERM, ``grace_seconds``,
-    SIGKILL).
+    what still runs, workers first, then daemons, then keepers (SIGTERM,
+    ``grace_seconds``, SIGKILL).
 
     Args:
       directory: of pid files and logs; made if missing. By default
@@ -176,20 +177,26 @@ class Launcher:
       max_restarts: how many dead workers, and daemons whose jobs a keeper
         holds, are started again, in all, with the same command and environment
         (TORCHELASTIC_RESTART_COUNT counts up).
+      max_daemon_restarts: how often instead each keeper, and each daemon whose
+        jobs it holds, is started again.
       output: binary stream for the workers' lines; sys.stdout by default.
     """
 
     def __init__(self, directory: Optional[str] = None, *,
-                 max_restarts: int = 0, output: Optional[BinaryIO] = None,
+                 max_restarts: int = 0,
+                 max_daemon_restarts: Optional[int] = None,
+                 output: Optional[BinaryIO] = None,
                  grace_seconds: float = 10.0):
         self.directory = os.path.abspath(
             directory or os.environ.get("BALLAST_LAB_DIR")
             or tempfile.mkdtemp(prefix="ballast-lab-"))
         os.makedirs(self.directory, exist_ok=True)
         self.max_restarts = max_restarts
-        self.restarts = 0
+        self.max_daemon_restarts = max_daemon_restarts
+        self.restarts = 0  # within max_restarts
         self.grace_seconds = grace_seconds
         self.daemons: List[Child] = []
+        self.keepers: List[Child] = []
         self.workers: List[Child] = []
         self._output = output
         self._selector = selectors.DefaultSelector()
@@ -218,6 +225,14 @@ class Launcher:
         child = Child("daemon-%d" % node, argv, env, self.directory)
         child.is_kept = is_kept
         self.daemons.append(child)
+        self._spawn(child, fresh_log=True)
+        return child
+
+    def start_keeper(self, node: int, argv: Sequence[str]) -> Child:
+        """Starts the keeper of daemon ``node``, which is to come after it."""
+        child = Child("keeper-%d" % node, argv, None, self.directory)
+        child.is_kept = True  # its daemon gives it everything again
+        self.keepers.append(child)
         self._spawn(child, fresh_log=True)
         return child
 
@@ -262,6 +277,7 @@ class Launcher:
         """Ends every child that still runs, workers first. Idempotent."""
         self._end(self.workers)
         self._end(self.daemons)
+        self._end(self.keepers)
 
     # Private from here.
 
@@ -335,11 +351,10 @@ class Launcher:
             child.log_file.close()
 
     def _check_workers(self) -> bool:
-        for daemon in self.daemons:
+        for daemon in self.keepers + self.daemons:
             if daemon.poll() is None or daemon.end_reported:
                 continue
-            if (daemon.is_kept and self.restarts < self.max_restarts
-                    and self._failure == 0):
+            if daemon.is_kept and self._may_restart(daemon):
                 self._finish(daemon)
                 self._restart(daemon)
             else:
@@ -357,7 +372,7 @@ class Launcher:
             self._finish(child)
             if child.returncode == 0:
                 continue
-            if self.restarts < self.max_restarts and self._failure == 0:
+            if self._may_restart(child):
                 self._restart(child)
                 running += 1
                 continue
@@ -368,12 +383,23 @@ class Launcher:
         daemons_dead = any(d.end_reported for d in self.daemons)
         return running > 0 and (self._failure == 0 or daemons_dead)
 
+    def _restarts_of(self, child: Child) -> Tuple[int, int]:
+        """How many there were, and how many there may be."""
+        if child.is_worker or self.max_daemon_restarts is None:
+            return self.restarts, self.max_restarts
+        return child.restarts, self.max_daemon_restarts
+
+    def _may_restart(self, child: Child) -> bool:
+        count, limit = self._restarts_of(child)
+        return self._failure == 0 and count < limit
+
     def _restart(self, child: Child) -> None:
-        self.restarts += 1
-        child.restarts += 1
+        count, limit = self._restarts_of(child)
         self._say("launcher: %s %s; starting it again (%d of %d)" %
-                  (child.name, child.describe_end(), self.restarts,
-                   self.max_restarts))
+                  (child.name, child.describe_end(), count + 1, limit))
+        child.restarts += 1
+        if child.is_worker or self.max_daemon_restarts is None:
+            self.restarts += 1
         child.env["TORCHELASTIC_RESTART_COUNT"] = str(child.restarts)
         self._spawn(child, fresh_log=False)
 

@@ -12,6 +12,11 @@ import unittest
 
 from ballast import launch
 
+# A line in a file each time.
+_DIES_TWICE = ("echo here >> $BALLAST_LAB_DIR/%s; "
+               '[ "${TORCHELASTIC_RESTART_COUNT:-0}" = 2 ] || kill -9 $$; '
+               "sleep 1000")
+
 
 def run(directory, scripts, **options):
     """Runs one shell script per rank; (code, output lines, launcher)."""
@@ -104,6 +109,40 @@ class LauncherTest(unittest.TestCase):
         self.assertEqual(code, 128 + signal.SIGKILL)
         self.assertEqual(sum("starting it again" in x for x in lines), 2)
         self.assertIn("ended by SIGKILL", lines[-1])
+
+    def keep(self, keeper, limit, until):
+        """A daemon that dies twice before it stays, beside a keeper, until the
+        shell finds `until`: the launcher and what it says."""
+        output = io.BytesIO()
+        with launch.Launcher(self.directory, output=output,
+                             max_daemon_restarts=limit) as launcher:
+            launcher.start_keeper(0, ["/bin/sh", "-c", keeper])
+            launcher.start_daemon(0, ["/bin/sh", "-c", _DIES_TWICE % "daemon"],
+                                  is_kept=True)
+            launcher.start_worker(0, [
+                "/bin/sh", "-c", "cd $BALLAST_LAB_DIR; touch keeper daemon; "
+                "until %s; do :; done" % until])
+            code = launcher.wait(timeout=60)
+        for child in launcher.keepers + launcher.daemons:
+            self.assertFalse(is_running(child.pid))
+        return code, output.getvalue().decode(), launcher
+
+    def test_keepers_and_their_daemons_have_restarts_of_their_own(self):
+        code, output, launcher = self.keep(
+            _DIES_TWICE % "keeper", 2, "[ $(cat keeper daemon | wc -l) = 6 ]")
+        self.assertEqual(code, 0, output)
+        self.assertEqual([child.restarts for child in
+                          launcher.keepers + launcher.daemons], [2, 2])
+        self.assertEqual(launcher.restarts, 0)
+        self.assertIn("daemon-0 was ended by SIGKILL; starting it again "
+                      "(2 of 2)", output)
+
+    def test_a_daemon_that_always_dies_is_given_up(self):
+        code, output, _ = self.keep(
+            "sleep 1000", 1,
+            "[ $(wc -l < daemon) = 2 -a ! -e daemon-0.pid ]")
+        self.assertEqual(code, 1, output)
+        self.assertNotIn("2 of", output)
 
     def test_ends_grandchildren_of_a_dead_worker(self):  # I28
         script = "sleep 1000 & echo $!; exit 0"
