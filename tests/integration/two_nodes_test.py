@@ -281,6 +281,7 @@ class CloseTest(nodes.NodesCase):
         may_step = threading.Event()
         stepped = threading.Barrier(4)
         told = threading.Barrier(3)
+        may_leave = threading.Event()  # the job ends when one has left
 
         def worker(rank):
             s = self.session(daemons, rank, 2, self.TENSORS)
@@ -292,6 +293,7 @@ class CloseTest(nodes.NodesCase):
             if rank == 1:  # only closes, and hears nothing
                 told.wait(2 * lab.PATIENCE)
                 s.close()
+                may_leave.set()
                 return
             may_step.wait(lab.PATIENCE)
             error = self.assertRaisesWith(
@@ -301,6 +303,7 @@ class CloseTest(nodes.NodesCase):
             told.wait(2 * lab.PATIENCE)
             # The session has ended with it.
             self.assertRaisesWith(type(error), str(error), s.close)
+            may_leave.wait(lab.PATIENCE)
 
         def watch():
             try:
