@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "server/base/failpoint.h"
-#include "server/daemon/config.h"
+#include "server/daemon/config/config.h"
 #include "server/daemon/daemon.h"
 #include "server/daemon/log.h"
 #include "server/daemon/signals.h"

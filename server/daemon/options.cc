@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "server/base/cpus.h"
-#include "server/daemon/local_address.h"
-#include "server/daemon/units.h"
+#include "server/daemon/config/local_address.h"
+#include "server/daemon/config/units.h"
 #include "server/transport/routed/routes.h"
 
 namespace ballast::daemon {

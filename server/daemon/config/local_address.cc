@@ -1,4 +1,4 @@
-#include "server/daemon/local_address.h"
+#include "server/daemon/config/local_address.h"
 
 #include <arpa/inet.h>
 #include <ifaddrs.h>

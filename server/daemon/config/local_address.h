@@ -2,8 +2,8 @@
 // none.
 //
 // Threading: pure, but for the system's list of interfaces.
-#ifndef SERVER_DAEMON_LOCAL_ADDRESS_H_
-#define SERVER_DAEMON_LOCAL_ADDRESS_H_
+#ifndef SERVER_DAEMON_CONFIG_LOCAL_ADDRESS_H_
+#define SERVER_DAEMON_CONFIG_LOCAL_ADDRESS_H_
 
 #include <optional>
 #include <string>
@@ -21,4 +21,4 @@ std::string LocalAddress();
 
 }  // namespace ballast::daemon
 
-#endif  // SERVER_DAEMON_LOCAL_ADDRESS_H_
+#endif  // SERVER_DAEMON_CONFIG_LOCAL_ADDRESS_H_

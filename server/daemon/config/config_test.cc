@@ -1,4 +1,4 @@
-#include "server/daemon/config.h"
+#include "server/daemon/config/config.h"
 
 #include <string>
 

@@ -1,8 +1,8 @@
 // Sizes and durations as people write them.
 //
 // Threading: pure functions.
-#ifndef SERVER_DAEMON_UNITS_H_
-#define SERVER_DAEMON_UNITS_H_
+#ifndef SERVER_DAEMON_CONFIG_UNITS_H_
+#define SERVER_DAEMON_CONFIG_UNITS_H_
 
 #include <cstdint>
 #include <optional>
@@ -23,4 +23,4 @@ std::optional<absl::Duration> ParseDuration(std::string_view text);
 
 }  // namespace ballast::daemon
 
-#endif  // SERVER_DAEMON_UNITS_H_
+#endif  // SERVER_DAEMON_CONFIG_UNITS_H_

@@ -1,4 +1,4 @@
-#include "server/daemon/yaml_message.h"
+#include "server/daemon/config/yaml_message.h"
 
 #include <google/protobuf/descriptor.h>
 #include <yaml-cpp/yaml.h>
@@ -14,7 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/base/names.h"
 #include "server/base/status_macros.h"
-#include "server/daemon/units.h"
+#include "server/daemon/config/units.h"
 
 namespace ballast::daemon {
 namespace {

@@ -5,8 +5,8 @@
 // what was expected; an unknown key also the nearest known one.
 //
 // Threading: pure functions.
-#ifndef SERVER_DAEMON_YAML_MESSAGE_H_
-#define SERVER_DAEMON_YAML_MESSAGE_H_
+#ifndef SERVER_DAEMON_CONFIG_YAML_MESSAGE_H_
+#define SERVER_DAEMON_CONFIG_YAML_MESSAGE_H_
 
 #include <google/protobuf/message.h>
 
@@ -29,4 +29,4 @@ std::string ToYaml(const google::protobuf::Message& message);
 
 }  // namespace ballast::daemon
 
-#endif  // SERVER_DAEMON_YAML_MESSAGE_H_
+#endif  // SERVER_DAEMON_CONFIG_YAML_MESSAGE_H_

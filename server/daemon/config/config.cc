@@ -1,4 +1,4 @@
-#include "server/daemon/config.h"
+#include "server/daemon/config/config.h"
 
 #include <unistd.h>
 
@@ -12,9 +12,9 @@
 #include "server/base/cpus.h"
 #include "server/base/names.h"
 #include "server/base/status_macros.h"
-#include "server/daemon/local_address.h"
-#include "server/daemon/units.h"
-#include "server/daemon/yaml_message.h"
+#include "server/daemon/config/local_address.h"
+#include "server/daemon/config/units.h"
+#include "server/daemon/config/yaml_message.h"
 #include "server/transport/routed/routes.h"
 
 namespace ballast::daemon {

@@ -1,4 +1,4 @@
-#include "server/daemon/units.h"
+#include "server/daemon/config/units.h"
 
 #include "gtest/gtest.h"
 

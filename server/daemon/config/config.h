@@ -5,8 +5,8 @@
 //   defaults  <-  --config FILE  <-  --set key.path=value …
 //
 // Threading: pure functions (LoadFile reads a file).
-#ifndef SERVER_DAEMON_CONFIG_H_
-#define SERVER_DAEMON_CONFIG_H_
+#ifndef SERVER_DAEMON_CONFIG_CONFIG_H_
+#define SERVER_DAEMON_CONFIG_CONFIG_H_
 
 #include <string>
 #include <string_view>
@@ -36,4 +36,4 @@ std::string PrintConfig(const v1::Config& config);
 
 }  // namespace ballast::daemon
 
-#endif  // SERVER_DAEMON_CONFIG_H_
+#endif  // SERVER_DAEMON_CONFIG_CONFIG_H_

@@ -1,4 +1,4 @@
-#include "server/daemon/units.h"
+#include "server/daemon/config/units.h"
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
