@@ -111,6 +111,21 @@ Result Job(const Options& options, const std::string& name) {
                                                   request);
 }
 
+Result Adopt(const Options& options, const std::string& name) {
+  v1::AdoptJobRequest request;
+  request.set_name(name);
+  v1::AdoptJobReply reply;
+  Result result = Call(options, &Stub::AdoptJob, request, &reply);
+  if (result.code == kOk) {
+    result.out = options.json
+                     ? "{}\n"
+                     : absl::StrCat("job ", name,
+                                    " goes on without the nodes that are "
+                                    "missing\n");
+  }
+  return result;
+}
+
 Result Drain(const Options& options) {
   v1::DrainReply reply;
   Result result =

@@ -35,6 +35,8 @@ struct Result {
 Result Status(const Options& options);
 Result Jobs(const Options& options);
 Result Job(const Options& options, const std::string& name);
+// The nodes that the job waits for are gone for good; to node 0 of it.
+Result Adopt(const Options& options, const std::string& name);
 Result Drain(const Options& options);
 Result Version(const Options& options);
 // Returns when the snapshot is durable, after at most a day. `name` empty:

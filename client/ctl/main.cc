@@ -37,7 +37,14 @@ int Main(int argc, char** argv) {
   CLI::App* const job_verb =
       app.add_subcommand("job", "one job and its workers");
   job_verb->add_option("name", job, "the job's name")->required();
-  job_verb->callback([&] { run = [&] { return Job(options, job); }; });
+  bool adopts = false;
+  job_verb->add_flag(
+      "--adopt", adopts,
+      "it goes on without the nodes that it waits for: they are gone for good, "
+      "or will be ended (at node 0)");
+  job_verb->callback([&] {
+    run = [&] { return adopts ? Adopt(options, job) : Job(options, job); };
+  });
   AddVerb(&app, "drain", "finish open work, tell the workers, exit", &run,
           [&] { return Drain(options); });
   AddVerb(&app, "version", "the daemon's version", &run,

@@ -66,6 +66,10 @@ absl::StatusOr<v1::GetJobReply> Control::GetJob(const std::string& name) {
   return parts_.node->GetJob(name);
 }
 
+absl::Status Control::AdoptJob(const std::string& name) {
+  return parts_.node->AdoptJob(name);
+}
+
 void Control::SaveSnapshot(const std::string& job, const std::string& name,
                            SaveDone done) {
   parts_.node->SaveSnapshot(

@@ -49,6 +49,7 @@ class Control final : public service::NodeControl {
   v1::StatusReply Status() override;
   v1::ListJobsReply ListJobs() override;
   absl::StatusOr<v1::GetJobReply> GetJob(const std::string& name) override;
+  absl::Status AdoptJob(const std::string& name) override;
   void SaveSnapshot(const std::string& job, const std::string& name,
                     SaveDone done) override;
   void Drain() override { drain_(); }

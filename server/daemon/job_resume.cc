@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/base/names.h"
 #include "server/snapshot/files/catalog.h"
 #include "server/snapshot/files/manifest.h"
 
@@ -106,7 +107,8 @@ std::string JobResume::WaitingFor() const {
                ? absl::StrCat("this node reads snapshot ", parts_.stored->path)
                : absl::StrCat("this node reads the ", result_.source);
   }
-  const std::string waiting = is_coordinator() ? council_->WaitingFor() : "";
+  const std::string waiting =
+      is_coordinator() ? council_->WaitingFor() : blocked_;
   return waiting.empty() ? "what the nodes hold of the job is compared"
                          : waiting;
 }
@@ -148,7 +150,12 @@ void JobResume::Start(transport::Pulls* pulls, bool has_initial_values,
           replica->set_checksum(set.checksum);
           replica->set_manifest_bytes(set.manifest_bytes);
           replica->set_num_shards(set.num_shards);
+          replica->set_last(set.is_last);
           for (const int shard : set.shards) replica->add_shards(shard);
+        }
+        if (parts_.held != nullptr) {
+          offer_.set_node(parts_.held->node().value());
+          offer_.set_num_nodes(parts_.held->num_nodes());
         }
         is_offering_ = true;
         Offer();
@@ -203,12 +210,36 @@ void JobResume::OnFrame(NodeRank from, const v1::ResumeFrame& frame) {
   }
   if (!frame.has_offer() || council_ == nullptr) return;  // it comes again
   council_->OnOffer(from, frame.offer());
-  if (council_->choice() == nullptr) return;
+  if (council_->choice() == nullptr) return TellBlocked(from);
   TellChoice();
   v1::ResumeFrame answer;
   *answer.mutable_choice() = *council_->choice();
   parts_.send(from, answer);
   TakeChoice(*council_->choice());
+}
+
+void JobResume::TellBlocked(NodeRank to) {
+  if (council_->blocked().empty()) return;
+  v1::ResumeFrame frame;
+  frame.mutable_choice()->set_text(council_->blocked());
+  parts_.send(to, frame);
+}
+
+absl::Status JobResume::Adopt() {
+  if (!is_coordinator()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "this is node ", parts_.node.value(), " of job ",
+        base::Quoted(parts_.options.job), ": say it to the daemon of node 0"));
+  }
+  if (!is_running() || council_ == nullptr) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("job ", base::Quoted(parts_.options.job),
+                     " does not wait for a word on nodes that are missing"));
+  }
+  if (absl::Status status = council_->Adopt(); !status.ok()) return status;
+  TellChoice();
+  if (council_->choice() != nullptr) TakeChoice(*council_->choice());
+  return absl::OkStatus();
 }
 
 // ---- What was chosen. ----
@@ -227,6 +258,7 @@ void JobResume::TakeChoice(const v1::ResumeChoice& choice) {
                             choice.text().substr(0, kMaxTextBytes)));
   }
   if (choice.round() == choice_.round()) {
+    if (choice.round() == 0) blocked_ = choice.text().substr(0, kMaxTextBytes);
     if (choice.go() && offer_.loaded()) End(std::move(result_));
     return;
   }
@@ -245,6 +277,7 @@ void JobResume::Carry() {
   const int round = choice_.round();
   if (choice_.from() == v1::ResumeChoice::REPLICA) return CarryReplica();
   if (choice_.from() == v1::ResumeChoice::NOTHING) {
+    result_.source = choice_.text().substr(0, kMaxTextBytes);
     offer_.set_loaded(true);
     return Post([this] { Offer(); });
   }

@@ -65,7 +65,8 @@ class JobResume {
   struct Result {
     // nullopt: there was nothing, initial values are taken.
     std::optional<snapshot::LoadedState> loaded;
-    // "replica of step 120 held by nodes 0 and 2", "snapshot job/best".
+    // "replica of step 120 held by nodes 0 and 2", "snapshot job/best"; of
+    // nothing: what is held and not whole, or "".
     std::string source;
   };
   using Done = absl::AnyInvocable<void(absl::StatusOr<Result>) &&>;
@@ -76,6 +77,9 @@ class JobResume {
   // `pulls`: null with one node. `has_initial_values`: of rank 0, on node 0.
   void Start(transport::Pulls* pulls, bool has_initial_values, Done done);
   void OnFrame(NodeRank from, const v1::ResumeFrame& frame);
+  // The operator's word, on node 0 (ResumeCouncil). FailedPrecondition: it is
+  // not waited for here.
+  absl::Status Adopt();
   // Nothing is called or pulled any more.
   void Cancel();
 
@@ -90,6 +94,7 @@ class JobResume {
   std::shared_ptr<snapshot::HeldFile> Find(int64_t version, int shard) const;
   void Offer();
   void TellChoice();
+  void TellBlocked(NodeRank to);
   void OfferLater();
   void TakeChoice(const v1::ResumeChoice& choice);
   void Carry();
@@ -110,6 +115,7 @@ class JobResume {
   v1::ResumeOffer offer_;
   v1::ResumeChoice choice_;  // that is carried out here
   v1::ResumeChoice told_;    // node 0: to all others
+  std::string blocked_;      // what node 0 waits for, as it says
   Result result_;
   Done done_;
   base::TimerId timer_ = 0;

@@ -163,7 +163,11 @@ class JobRuntime final : public session::JobObserver,
   const JobRoutes& routes() const { return routes_; }
   // Null where neither they nor replicas are kept.
   snapshot::JobSnapshots* snapshots() const { return snapshots_.get(); }
-  // After Stop: its replicas, if there are any.
+  // The operator's word that nodes which are missing are gone for good; on node
+  // 0. FailedPrecondition: the job does not wait for it.
+  absl::Status Adopt();
+  // After Stop: its replicas, and none too: that this was one of its nodes is
+  // worth knowing. Null: it keeps none, or has not begun.
   std::shared_ptr<snapshot::HeldFiles> TakeHeld();
   // Null if all weights are resident.
   const JobWeights* gathered() const { return weights_.get(); }

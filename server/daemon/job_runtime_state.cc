@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "server/base/names.h"
 #include "server/daemon/job_budget.h"
 #include "server/daemon/job_identity.h"
 #include "server/daemon/job_manifest.h"
@@ -42,9 +43,11 @@ void JobRuntime::MakeSnapshots() {
   parts.random = parts_.random;
   parts.schedule = parts_.snapshots;
   if (has_replicas) {
-    held_ = std::make_shared<snapshot::HeldFiles>(snapshot::HeldBytes(
-        *parts.layout, parts.node,
-        {state_->num_moments(), parts.has_published, residuals_ != nullptr}));
+    held_ = std::make_shared<snapshot::HeldFiles>(
+        snapshot::HeldBytes(*parts.layout, parts.node,
+                            {state_->num_moments(), parts.has_published,
+                             residuals_ != nullptr}),
+        parts.node, num_nodes_);
     parts.held = held_.get();
     parts.replicas = parts_.replicas;
     parts.is_link_busy = [this] {
@@ -87,20 +90,34 @@ void JobRuntime::MakeResume() {
 }
 
 void JobRuntime::AgreeOnState() {
-  resume_->Start(peers_ != nullptr ? peers_->pulls() : nullptr,
-                 parts_.job->has_initial_values(),
-                 [this](absl::StatusOr<JobResume::Result> result) {
-                   if (is_stopping_) return;
-                   if (!result.ok()) return Fail(result.status());
-                   if (snapshots_ != nullptr && peers_ != nullptr) {
-                     snapshots_->SetPulls(peers_->pulls());
-                   }
-                   if (result->loaded.has_value()) {
-                     return OnLoaded(*std::move(result->loaded),
-                                     result->source);
-                   }
-                   Measure();
-                 });
+  resume_->Start(
+      peers_ != nullptr ? peers_->pulls() : nullptr,
+      parts_.job->has_initial_values(),
+      [this](absl::StatusOr<JobResume::Result> result) {
+        if (is_stopping_) return;
+        if (!result.ok()) return Fail(result.status());
+        if (snapshots_ != nullptr && peers_ != nullptr) {
+          snapshots_->SetPulls(peers_->pulls());
+        }
+        if (result->loaded.has_value()) {
+          return OnLoaded(*std::move(result->loaded), result->source);
+        }
+        if (!result->source.empty() && parts_.warn) {
+          parts_.warn(
+              absl::StrCat("job begins anew job=", parts_.job->spec().name,
+                           " reason=\"", result->source, "\""));
+        }
+        Measure();
+      });
+}
+
+absl::Status JobRuntime::Adopt() {
+  if (resume_ == nullptr) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("job ", base::Quoted(parts_.job->spec().name),
+                     " does not wait for a word on nodes that are missing"));
+  }
+  return resume_->Adopt();
 }
 
 snapshot::LoadTarget JobRuntime::MakeLoadTarget() {
@@ -212,7 +229,7 @@ std::string JobRuntime::AttachedWorkers() const {
 }
 
 std::shared_ptr<snapshot::HeldFiles> JobRuntime::TakeHeld() {
-  if (held_ == nullptr || held_->bytes_in_use() == 0) return nullptr;
+  if (!has_started_) return nullptr;
   return std::move(held_);
 }
 

@@ -391,7 +391,10 @@ absl::Duration Node::HoldOf(const session::LocalJob& job) const {
 void Node::LeaveRemnant(const session::LocalJob& job, JobRuntime* runtime,
                         bool is_closed) {
   if (is_closed) return remnants_.Drop(OwnerOf(job), "the job is closed");
-  if (auto held = runtime->TakeHeld(); held != nullptr) {
+  auto held = runtime->TakeHeld();
+  const bool is_better = held != nullptr && (held->bytes_in_use() > 0 ||
+                                             !remnants_.Has(OwnerOf(job)));
+  if (is_better) {
     return remnants_.Keep(OwnerOf(job), std::move(held), HoldOf(job));
   }
   remnants_.Release(OwnerOf(job), HoldOf(job));
@@ -447,6 +450,20 @@ void Node::FindStored(const session::AttachRequest& request, uint32_t uid,
         std::move(done)(
             session::StoredJob{stored.path, stored.checksum, stored.step});
       });
+}
+
+absl::Status Node::AdoptJob(const std::string& name) {
+  const auto it = runtimes_.find(name);
+  if (it == runtimes_.end()) {
+    return absl::NotFoundError(
+        absl::StrCat("there is no job ", base::Quoted(name), " on this node"));
+  }
+  RETURN_IF_ERROR(it->second->Adopt());
+  if (options_.sessions.log != nullptr) {
+    options_.sessions.log(absl::StrCat("job adopted job=", name,
+                                       " reason=\"the operator's word\""));
+  }
+  return absl::OkStatus();
 }
 
 void Node::SaveSnapshot(const std::string& job, const std::string& name,

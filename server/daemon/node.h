@@ -105,6 +105,8 @@ class Node final : public session::JobHost, public JobRuntimeHost {
   absl::StatusOr<v1::GetJobReply> GetJob(const std::string& name) const;
 
   // NotFound; FailedPrecondition where no snapshots are kept.
+  // JobRuntime::Adopt. NotFound names the job.
+  absl::Status AdoptJob(const std::string& name);
   void SaveSnapshot(const std::string& job, const std::string& name,
                     snapshot::SaveDone done);
 

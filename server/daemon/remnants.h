@@ -53,6 +53,7 @@ class Remnants {
   // Of a job of any owner; null: none. For checks in simulation.
   snapshot::HeldFiles* Find(const std::string& job) const;
   uint64_t bytes() const;
+  bool Has(const Owner& owner) const { return remnants_.contains(owner); }
   bool is_empty() const { return remnants_.empty(); }
 
  private:

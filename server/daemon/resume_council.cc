@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "server/base/names.h"
 #include "server/snapshot/files/manifest.h"
 
@@ -21,7 +22,8 @@ std::vector<snapshot::HeldSet> ToSets(const v1::ResumeOffer& offer) {
                     .checksum = held.checksum(),
                     .manifest_bytes = held.manifest_bytes(),
                     .num_shards = held.num_shards(),
-                    .shards = {held.shards().begin(), held.shards().end()}});
+                    .shards = {held.shards().begin(), held.shards().end()},
+                    .is_last = held.last()});
   }
   return sets;
 }
@@ -90,13 +92,43 @@ void ResumeCouncil::ChooseReplica(const snapshot::HeldChoice& held) {
   }
 }
 
+absl::Status ResumeCouncil::Adopt() {
+  if (blocked_.empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("job ", base::Quoted(options_.job),
+                     " does not wait for a word on nodes that are missing"));
+  }
+  is_adopted_ = true;
+  Decide();
+  return absl::OkStatus();
+}
+
+void ResumeCouncil::BlockIfMinority(const snapshot::EarlierLife& life) {
+  blocked_.clear();
+  if (is_adopted_ || life.HasMajority()) return;
+  blocked_ = absl::StrCat(
+      life.nodes.size() == 1 ? "node " : "nodes ",
+      absl::StrJoin(life.nodes, ", "), " of the ", life.num_nodes,
+      " that ran job ", base::Quoted(options_.job), " at step ", life.step,
+      " may not go on alone, the others might too: bring them, or end them for "
+      "good and say so with `ballastctl job ",
+      options_.job, " --adopt` to node 0");
+}
+
 void ResumeCouncil::Decide() {
+  std::vector<std::vector<snapshot::HeldSet>> by_node;
+  std::vector<snapshot::Membership> memberships;
+  for (const auto& offer : offers_) {
+    by_node.push_back(ToSets(*offer));
+    memberships.push_back({offer->node(), offer->num_nodes()});
+  }
+  const auto life = snapshot::FindEarlierLife(by_node, memberships);
+  if (life.has_value()) BlockIfMinority(*life);
+  if (!blocked_.empty()) return;
   const int round = choice_.round() + 1;
   choice_.Clear();
   choice_.set_round(round);
   choice_.set_bad_copies(static_cast<int>(bad_.size()));
-  std::vector<std::vector<snapshot::HeldSet>> by_node;
-  for (const auto& offer : offers_) by_node.push_back(ToSets(*offer));
   const auto held = snapshot::ChooseHeld(by_node, bad_);
   const std::string job = base::Quoted(options_.job);
   if (held.has_value() && held->step >= options_.stored_step.value_or(-1)) {
@@ -126,9 +158,15 @@ void ResumeCouncil::Decide() {
                      " nodes: rank 0 must give the tensors' initial values")));
   }
   choice_.set_round(round);
+  if (!life.has_value()) return;
+  choice_.set_text(absl::StrCat("what its ", life->num_nodes,
+                                life->num_nodes == 1 ? " node" : " nodes",
+                                " held, up to step ", life->step,
+                                ", is not whole on those that are here"));
 }
 
 std::string ResumeCouncil::WaitingFor() const {
+  if (!blocked_.empty()) return blocked_;
   for (size_t n = 0; n < offers_.size(); ++n) {
     if (!offers_[n].has_value()) {
       return absl::StrCat("node ", n, " has not said what it holds");

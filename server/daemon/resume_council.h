@@ -3,6 +3,11 @@
 // is whole wins, or stored files that are newer, or initial values. If a copy
 // proves damaged there is another round without it.
 //
+// Two halves of a job that lost one another must not both go on: the nodes that
+// are here need the majority of those that ran it last, or the operator's word
+// that the others are gone for good (DESIGN 6.9). What those ran is known from
+// what they hold; where nobody holds anything there is nothing to go by.
+//
 //   offers of all ─▶ choice of round 1 ─ all loaded ─▶ go
 //                       ▲                └ a damaged copy ─▶ round 2, 3, …
 //
@@ -43,7 +48,12 @@ class ResumeCouncil {
   // Of a node in [0, num_nodes); repeated or late ones change nothing.
   void OnOffer(NodeRank from, const v1::ResumeOffer& offer);
 
-  // Null until all nodes have offered.
+  // The operator's word. FailedPrecondition: it is not waited for.
+  absl::Status Adopt();
+  // Why there is no choice though all have offered; empty otherwise.
+  const std::string& blocked() const { return blocked_; }
+
+  // Null until all nodes have offered, and may go on.
   const v1::ResumeChoice* choice() const {
     return choice_.round() > 0 ? &choice_ : nullptr;
   }
@@ -52,12 +62,15 @@ class ResumeCouncil {
 
  private:
   void Decide();
+  void BlockIfMinority(const snapshot::EarlierLife& life);
   void Fail(const absl::Status& why);
   void ChooseReplica(const snapshot::HeldChoice& held);
 
   const Options options_;
   std::vector<std::optional<v1::ResumeOffer>> offers_;  // by node
   std::vector<snapshot::BadCopy> bad_;
+  bool is_adopted_ = false;
+  std::string blocked_;
   v1::ResumeChoice choice_;
 };
 

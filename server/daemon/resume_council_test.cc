@@ -20,6 +20,7 @@ v1::ResumeOffer Holding(int64_t step, std::vector<int> shards, int num_shards) {
   held->set_manifest_bytes(100);
   held->set_num_shards(num_shards);
   for (const int shard : shards) held->add_shards(shard);
+  offer.set_num_nodes(num_shards);  // as node 0 of them
   return offer;
 }
 
@@ -144,6 +145,7 @@ TEST(ResumeCouncilTest, NothingIsInitialValuesOrSaid) {
   };
   EXPECT_EQ(decide().code(), 0);
   EXPECT_EQ(decide().from(), v1::ResumeChoice::NOTHING);
+  EXPECT_THAT(decide().text(), HasSubstr("up to step 7, is not whole"));
   options.must_resume = true;
   EXPECT_THAT(decide().text(), HasSubstr("any of its 2 nodes, and resume="));
   options.must_resume = false;
@@ -154,12 +156,52 @@ TEST(ResumeCouncilTest, NothingIsInitialValuesOrSaid) {
 TEST(ResumeCouncilTest, IsBounded) {  // I27
   ResumeCouncil council(Two());
   v1::ResumeOffer many;
+  many.set_num_nodes(1);
   for (int i = 0; i < 10'000; ++i) {
     *many.add_held() = Holding(100 + i, {0}, 1).held(0);
   }
   council.OnOffer(NodeRank(1), many);
   council.OnOffer(NodeRank(0), {});
   EXPECT_EQ(council.choice()->step(), 100 + kMaxOfferedSets - 1);
+}
+
+TEST(ResumeCouncilTest, AMinorityWaitsForTheOperator) {  // I19
+  ResumeCouncil council(Two());
+  EXPECT_EQ(council.Adopt().code(), absl::StatusCode::kFailedPrecondition);
+  auto held = Holding(7, {0, 1}, 2);
+  held.set_node(1);
+  council.OnOffer(NodeRank(0), held);
+  council.OnOffer(NodeRank(1), {});
+  council.OnOffer(NodeRank(1), {});  // repeated
+  EXPECT_EQ(council.choice(), nullptr);
+  EXPECT_EQ(council.WaitingFor(), council.blocked());
+  EXPECT_THAT(
+      council.blocked(),
+      HasSubstr("node 1 of the 2 that ran job \"job\" at step 7 may not "
+                "go on alone"));
+  EXPECT_TRUE(council.Adopt().ok());
+  ASSERT_NE(council.choice(), nullptr);
+  EXPECT_EQ(council.choice()->from(), v1::ResumeChoice::REPLICA);
+  EXPECT_EQ(council.choice()->round(), 1);
+  EXPECT_EQ(council.blocked(), "");
+  // Another round needs no other word.
+  council.OnOffer(NodeRank(0), Damaged(held, 1, 7, 0, 0));
+  EXPECT_EQ(council.choice()->code(),
+            static_cast<int>(absl::StatusCode::kDataLoss));
+}
+
+// Neither anew nor from files.
+TEST(ResumeCouncilTest, AMinorityDoesNotGoOnFromFilesEither) {
+  ResumeCouncil::Options options = Two();
+  options.stored_step = 9;
+  ResumeCouncil council(options);
+  auto held = Holding(7, {2, 1}, 3);
+  held.set_node(2);
+  council.OnOffer(NodeRank(0), {});
+  council.OnOffer(NodeRank(1), held);
+  EXPECT_EQ(council.choice(), nullptr);
+  ASSERT_TRUE(council.Adopt().ok());
+  EXPECT_EQ(council.choice()->from(), v1::ResumeChoice::FILES);
 }
 
 }  // namespace

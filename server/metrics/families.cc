@@ -45,7 +45,7 @@ const std::vector<FamilyInfo>& Table() {
        .labels = {{"method",
                    {"GetServerInfo", "Attach", "Begin", "Detach", "Close",
                     "GetStats", "Save", "SaveSnapshot", "Version", "Status",
-                    "ListJobs", "GetJob", "Drain", "Rendezvous"}},
+                    "ListJobs", "GetJob", "AdoptJob", "Drain", "Rendezvous"}},
                   {"code",
                    {"OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT",
                     "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",

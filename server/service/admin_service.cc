@@ -54,6 +54,14 @@ class AdminService final : public v1::AdminService::CallbackService {
     });
   }
 
+  ServerUnaryReactor* AdoptJob(CallbackServerContext* context,
+                               const v1::AdoptJobRequest* request,
+                               v1::AdoptJobReply*) override {
+    return Answer(context, "AdoptJob", [this, request] {
+      return parts_.node->AdoptJob(request->name());
+    });
+  }
+
   ServerUnaryReactor* SaveSnapshot(CallbackServerContext* context,
                                    const v1::SaveSnapshotRequest* request,
                                    v1::SaveSnapshotReply* reply) override {

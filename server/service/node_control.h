@@ -8,6 +8,7 @@
 #include <string>
 
 #include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "proto/admin.pb.h"
 #include "proto/worker.pb.h"
@@ -23,6 +24,10 @@ class NodeControl {
   virtual v1::ListJobsReply ListJobs() = 0;
   // NotFound names the job.
   virtual absl::StatusOr<v1::GetJobReply> GetJob(const std::string& name) = 0;
+  // The operator's word that the nodes which a job waits for are gone for good;
+  // at node 0 of it. NotFound names the job; FailedPrecondition: it does not
+  // wait for that, or not here.
+  virtual absl::Status AdoptJob(const std::string& name) = 0;
   // A snapshot of a job, at any node of it; `done` is called on the control
   // thread once it is durable, or cannot be. NotFound names the job.
   using SaveDone =

@@ -46,6 +46,11 @@ class FakeNode final : public NodeControl {
     reply.mutable_summary()->set_name(name);
     return reply;
   }
+  absl::Status AdoptJob(const std::string& name) override {
+    if (name == "gone") return absl::NotFoundError("no job \"gone\"");
+    adopted = name;
+    return absl::OkStatus();
+  }
   void SaveSnapshot(const std::string& job, const std::string& name,
                     SaveDone done) override {
     if (job == "gone") {
@@ -58,6 +63,7 @@ class FakeNode final : public NodeControl {
   void Drain() override { is_draining = true; }
 
   bool is_draining = false;
+  std::string adopted;
 };
 
 class FakeHost final : public session::JobHost, public session::JobObserver {
@@ -253,11 +259,20 @@ TEST_F(ServicesTest, AdminTranslatesStatus) {
   const grpc::Status status = operator_->GetJob(&job, request, &job_reply);
   EXPECT_EQ(status.error_code(), grpc::NOT_FOUND);
   EXPECT_EQ(status.error_message(), "no job \"gone\"");
+  for (const char* name : {"gone", "half"}) {
+    grpc::ClientContext adopt;
+    v1::AdoptJobRequest adopted;
+    adopted.set_name(name);
+    v1::AdoptJobReply adopt_reply;
+    EXPECT_EQ(operator_->AdoptJob(&adopt, adopted, &adopt_reply).error_code(),
+              std::string(name) == "gone" ? grpc::NOT_FOUND : grpc::OK);
+  }
+  EXPECT_EQ(node_.adopted, "half");
   grpc::ClientContext drain;
   v1::DrainReply drained;
   EXPECT_TRUE(operator_->Drain(&drain, {}, &drained).ok());
   EXPECT_TRUE(node_.is_draining);
-  EXPECT_EQ(observer_.count, 3);
+  EXPECT_EQ(observer_.count, 5);
 }
 
 // grpc.health.v1 by hand: {1: service} -> {1: status}, 1 = SERVING.

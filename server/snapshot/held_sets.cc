@@ -44,6 +44,7 @@ std::vector<HeldSet> ListHeld(HeldFiles& files, const std::string& job) {
     if (!manifest.ok()) continue;
     set.step = manifest->step;
     set.num_shards = manifest->num_nodes;
+    set.is_last = set.step == files.last_step();
     set.manifest_bytes =
         files.Find(absl::StrCat(path, "/", kManifestName))->size_bytes();
     for (int shard = 0; shard < set.num_shards; ++shard) {
@@ -95,6 +96,37 @@ std::optional<HeldChoice> ChooseHeld(
     }
   }
   return std::nullopt;
+}
+
+bool EarlierLife::HasMajority() const {
+  const int twice = 2 * static_cast<int>(nodes.size());
+  return is_over || twice > num_nodes ||
+         (twice == num_nodes && nodes.front() == 0);
+}
+
+std::optional<EarlierLife> FindEarlierLife(
+    std::span<const std::vector<HeldSet>> by_node,
+    std::span<const Membership> memberships) {
+  const HeldSet* newest = nullptr;
+  for (const std::vector<HeldSet>& sets : by_node) {
+    for (const HeldSet& set : sets) {
+      if (IsPossible(set) && (newest == nullptr || newest->step < set.step)) {
+        newest = &set;
+      }
+    }
+  }
+  if (newest == nullptr) return std::nullopt;
+  std::set<int> nodes;
+  for (const Membership& was : memberships) {
+    if (was.num_nodes == newest->num_shards && was.node >= 0 &&
+        was.node < was.num_nodes) {
+      nodes.insert(was.node);
+    }
+  }
+  return EarlierLife{newest->step,
+                     newest->num_shards,
+                     {nodes.begin(), nodes.end()},
+                     newest->is_last};
 }
 
 }  // namespace ballast::snapshot

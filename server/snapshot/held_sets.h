@@ -23,6 +23,7 @@ struct HeldSet {
   uint64_t manifest_bytes = 0;
   int num_shards = 0;
   std::vector<int> shards;  // ascending
+  bool is_last = false;     // all nodes ended that life with it
 
   bool operator==(const HeldSet&) const = default;
 };
@@ -50,6 +51,25 @@ struct HeldChoice {
   bool operator==(const HeldChoice&) const = default;
 };
 
+// Which node of an earlier life a node was; `num_nodes` 0: of none.
+struct Membership {
+  int node = 0;
+  int num_nodes = 0;
+};
+
+// The life of the job that held the newest set, whole or not.
+struct EarlierLife {
+  int64_t step = 0;  // of that set
+  int num_nodes = 0;
+  std::vector<int> nodes;  // of them, those that are here; ascending
+  bool is_over = false;    // all of them have ended it
+
+  // Whether those that are here may go on: nobody runs it any more, or they are
+  // more than half, or exactly half with the lowest rank. Of others nobody can
+  // say the same (DESIGN 6.9).
+  bool HasMajority() const;
+};
+
 // Of the sets of `job`, those whose manifest can be read; newest first.
 std::vector<HeldSet> ListHeld(HeldFiles& files, const std::string& job);
 
@@ -59,6 +79,11 @@ std::vector<HeldSet> ListHeld(HeldFiles& files, const std::string& job);
 std::optional<HeldChoice> ChooseHeld(
     std::span<const std::vector<HeldSet>> by_node,
     std::span<const BadCopy> bad);
+
+// By node rank, as in ChooseHeld; nullopt: nobody holds anything.
+std::optional<EarlierLife> FindEarlierLife(
+    std::span<const std::vector<HeldSet>> by_node,
+    std::span<const Membership> memberships);
 
 }  // namespace ballast::snapshot
 

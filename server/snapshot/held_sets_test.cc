@@ -91,5 +91,42 @@ TEST(ChooseHeldTest, BelievesNoPeer) {  // I27
   EXPECT_EQ(ChooseHeld(nodes, {})->step, 7);
 }
 
+// Of any two halves of a life exactly one may go on.
+TEST(EarlierLifeTest, OnlyOneSideHasTheMajority) {  // I19
+  for (int num_nodes = 1; num_nodes <= 6; ++num_nodes) {
+    const std::vector<std::vector<HeldSet>> held = {{Set(7, {0}, num_nodes)}};
+    for (int here = 1; here < 1 << num_nodes; ++here) {
+      std::vector<Membership> one, other;
+      for (int node = 0; node < num_nodes; ++node) {
+        ((here >> node & 1) != 0 ? one : other).push_back({node, num_nodes});
+      }
+      const auto life = FindEarlierLife(held, one);
+      const auto rest = FindEarlierLife(held, other);
+      ASSERT_TRUE(life.has_value());
+      EXPECT_EQ(life->num_nodes, num_nodes);
+      EXPECT_EQ(life->nodes.size(), one.size());
+      EXPECT_NE(life->HasMajority(), rest->HasMajority())
+          << num_nodes << " nodes, " << here;
+    }
+  }
+}
+
+TEST(EarlierLifeTest, IsTheNewestAndCountsOnlyItsOwn) {
+  EXPECT_FALSE(FindEarlierLife({}, {}).has_value());
+  std::vector<std::vector<HeldSet>> nodes = {
+      {Set(9, {2}), Set(7, {2})}, {}, {Set(5, {0}, 2)}, {Set(99, {7}, 2)}};
+  const std::vector<Membership> were = {{2, 3}, {1, 3}, {0, 2}, {3, 3}, {}};
+  const auto life = FindEarlierLife(nodes, were);
+  ASSERT_TRUE(life.has_value());
+  EXPECT_EQ(life->step, 9);
+  EXPECT_THAT(life->nodes, ElementsAre(1, 2));
+  EXPECT_TRUE(life->HasMajority());
+  EXPECT_FALSE(FindEarlierLife(nodes, {})->HasMajority());
+  EXPECT_FALSE(FindEarlierLife(nodes, {were.data(), 1})->HasMajority());
+  // All have left it: whoever comes goes on.
+  nodes[0][0].is_last = true;
+  EXPECT_TRUE(FindEarlierLife(nodes, {were.data(), 1})->HasMajority());
+}
+
 }  // namespace
 }  // namespace ballast::snapshot

@@ -464,6 +464,7 @@ void JobSnapshots::OnOrder(const std::string& id,
   active.id = id;
   active.name = order.name();
   active.is_replica = order.replica();
+  active.is_last = order.last();
   active.version = version;
   active.since = parts_.clock->Now();
   if (order.last()) active.failure = CheckLast();
@@ -685,6 +686,7 @@ void JobSnapshots::EndReplica(const absl::StatusOr<Saved>& saved) {
     // It was refused, or made before.
   } else if (saved.ok() && active_->is_held) {
     status.last_step = active_->version.value();
+    if (active_->is_last) parts_.held->set_last_step(status.last_step);
     replicas_->Keep();
   } else if (is_stopped_ || active_->is_orphaned) {
     replicas_->Abandon();

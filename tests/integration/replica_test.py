@@ -17,6 +17,21 @@ _ADAMW = {"name": "adamw", "lr": 0.01, "betas": (0.9, 0.95), "eps": 1e-8,
           "weight_decay": 0.1}
 
 
+# A rank that is a process, and dies as one.
+_RANK = """
+import sys
+import ballast, job
+rank, world, coordinator = sys.argv[1:]
+s = ballast.Session(job="job", tensors=job.initial(), bucket_bytes=8192,
+                    rank=int(rank), world_size=int(world), local_rank=0,
+                    local_world_size=1, node_rank=int(rank),
+                    coordinator=coordinator, gradient_clipping=1.0,
+                    optimizer=dict(name="adamw", lr=0.01, betas=(0.9, 0.95),
+                                   eps=1e-8, weight_decay=0.1))
+job.train(s, 100000)
+"""
+
+
 class ReplicaTest(nodes.NodesCase):
 
     def open(self, daemons, rank, workers, tensors=None):
@@ -27,9 +42,9 @@ class ReplicaTest(nodes.NodesCase):
             optimizer=_ADAMW, gradient_clipping=1.0, bucket_bytes=8192,
             coordinator=first.peer)
 
-    def start(self, count, every_steps):
+    def start(self, count, every_steps, *overrides):
         daemons = self.start_nodes(
-            count, "replicas.every_steps=%d" % every_steps)
+            count, "replicas.every_steps=%d" % every_steps, *overrides)
         for daemon, peer in zip(daemons, self.peers):
             daemon.peer = peer
         return daemons
@@ -124,6 +139,36 @@ class ReplicaTest(nodes.NodesCase):
         latest = self.train_until_lost(daemons, 2, 1)
         more = self.start(2, 2)
         self.check_goes_on([more[0], daemons[0], more[1]], 1, 4, latest)
+
+    def test_nodes_that_wait_for_a_lost_one_are_asked_for_more(self):
+        """They still wait for it when their workers, which were ended, come
+        again as a smaller job."""
+        daemons = self.start(3, 2, "transport.relink_timeout=60s")
+        ranks = [self.start_worker(daemon, _RANK, rank, 3, daemons[0].peer)
+                 for rank, daemon in enumerate(daemons)]
+        lab.poll(lambda: self.replicas(daemons[0]).get("last_step", 0) >= 4,
+                 "a replica is whole")
+        daemons[1].signal(signal.SIGKILL)
+        for node in (0, 2):
+            lab.poll(lambda d=daemons[node]: "have lost one another" in
+                     nodes.waiting_for(d), "node %d waits" % node)
+        latest = int(daemons[0].control("job", "job")["summary"]["open_step"])
+        for rank in ranks:
+            rank.kill()
+        self.check_goes_on([daemons[2], daemons[0]], 2, 3, latest)
+        self.assertIn('from="replica of step', daemons[0].log())
+
+    def test_the_lesser_half_needs_the_operators_word(self):  # I19
+        daemons = self.start(2, 2)
+        latest = self.train_until_lost(daemons, 1, 0)
+        join = lab.in_background(self.check_goes_on, daemons[1:], 2, 2, latest)
+        lab.poll(lambda: "may not go on alone" in nodes.waiting_for(daemons[1]),
+                 "it says what it waits for")
+        self.assertIn("--adopt", nodes.waiting_for(daemons[1]))
+        self.assertIsNone(daemons[1].control("job", "other", "--adopt"))
+        self.assertEqual(daemons[1].control("job", "job", "--adopt"), {})
+        join()
+        self.assertIn("job adopted job=job", daemons[1].log())
 
     def test_a_planned_change_of_size_loses_no_step(self):
         for count, workers, to in ((2, 2, (1,)), (2, 1, (1, 0))):

@@ -155,6 +155,20 @@ void Cluster::Start() {
     }
     StartWorker(rank, 0);
   }
+  if (scenario_.adopt_after == absl::InfiniteDuration()) return;
+  world_.PostAfter(scenario_.adopt_after, [this] {
+    CallNode(0, [this](daemon::Node& node) {
+      const daemon::JobRuntime* const job = node.Find(kJobName);
+      if (job == nullptr ||
+          !absl::StrContains(job->WaitingFor(), "may not go on alone")) {
+        return;
+      }
+      const absl::Status status = node.AdoptJob(kJobName);
+      if (!status.ok()) {
+        OnViolation(absl::StrCat("not adopted: ", status.ToString()));
+      }
+    });
+  });
 }
 
 Result Cluster::Run() {

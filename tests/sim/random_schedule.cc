@@ -280,7 +280,8 @@ class Drawing {
     schedule->next_text =
         absl::StrCat(Shape(static_cast<int>(schedule->next_nodes.size()),
                            Between(1, 2), steps_ + 3),
-                     peaceful);
+                     // Half of the nodes, and not the one that may go on.
+                     nodes_ == 2 && lost == 0 ? "adopt 5s\n" : "", peaceful);
   }
   int OwnersOfNext() const { return has_partitions_ ? owners_ : 1; }
 

@@ -147,11 +147,52 @@ TEST(ReplicaTest, ALostNodeCostsTheStepsSinceTheLastReplica) {  // I17, I20
 
 // One node that is left holds both shards of two.
 TEST(ReplicaTest, OneOfTwoGoesOnAlone) {  // I20
-  for (int lost = 0; lost < 2; ++lost) {
-    FirstLife first(MakeScenario(2, 2), 6, lost);
-    const Result result = Reopen(first, first.Next(1, 3), {1 - lost});
-    EXPECT_TRUE(result.passed()) << Violations(result);
-  }
+  FirstLife first(MakeScenario(2, 2), 6, 1);
+  ASSERT_GT(first.held_step, 0);
+  const Result result = Reopen(first, first.Next(1, 3), {0});
+  EXPECT_TRUE(result.passed()) << Violations(result);
+}
+
+// The other one may go on too, for all that it knows: it needs a word.
+TEST(ReplicaTest, TheOtherHalfWaitsForTheOperator) {  // I19, I20
+  FirstLife first(MakeScenario(2, 2), 6, 0);
+  ASSERT_GT(first.held_step, 0);
+  Cluster next(first.Next(1, 3), 77, kernels::Reference(), first.cluster.get(),
+               {1});
+  next.Start();
+  next.clock().RunFor(absl::Seconds(40));
+  daemon::Node& node = next.node(0);
+  ASSERT_NE(node.Find(kJobName), nullptr);
+  EXPECT_THAT(
+      node.Find(kJobName)->WaitingFor(),
+      testing::HasSubstr("node 1 of the 2 that ran job \"job\" at step"));
+  EXPECT_EQ(next.so_far().weights.size(), first.held_step);  // none is new
+  EXPECT_EQ(node.AdoptJob("other").code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(node.AdoptJob(kJobName), absl::OkStatus());
+  const Result result = next.Finish();
+  EXPECT_TRUE(result.passed()) << Violations(result);
+  EXPECT_GT(result.weights.size(), first.held_step);
+}
+
+// Of two nodes, told by the one that does not decide too.
+TEST(ReplicaTest, AllNodesSayWhatTheyWaitFor) {
+  FirstLife first(MakeScenario(2, 1), 6, 0);
+  Cluster next(first.Next(2, 1), 77, kernels::Reference(), first.cluster.get(),
+               {-1, 1});
+  next.Start();
+  next.clock().RunFor(absl::Seconds(30));
+  daemon::Node& other = next.node(1);
+  ASSERT_NE(other.Find(kJobName), nullptr);
+  EXPECT_THAT(other.Find(kJobName)->WaitingFor(),
+              testing::HasSubstr("--adopt` to node 0"));
+  const absl::Status status = other.AdoptJob(kJobName);
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(status.message(), testing::HasSubstr("the daemon of node 0"));
+  EXPECT_EQ(next.node(0).AdoptJob(kJobName), absl::OkStatus());
+  const Result result = next.Finish();
+  EXPECT_TRUE(result.passed()) << Violations(result);
+  EXPECT_EQ(next.node(0).AdoptJob(kJobName).code(),
+            absl::StatusCode::kNotFound);
 }
 
 // Residuals, budgets, quantized and published weights: as in snapshots.
@@ -284,12 +325,15 @@ void DamageUnseen(HeldFiles* files, int64_t step, int shard, int num_shards) {
 TEST(ReplicaTest, NoticesAReplicaThatIsNotTheState) {
   FirstLife damaged(MakeScenario(2, 1), 9, 0);
   DamageUnseen(damaged.cluster->FindRemnant(1), damaged.held_step, 0, 2);
-  const Result unverified = Reopen(damaged, damaged.Next(1, 2), {1});
+  Scenario next = damaged.Next(1, 2);
+  next.adopt_after = absl::Seconds(2);
+  const Result unverified = Reopen(damaged, next, {1});
   ASSERT_FALSE(unverified.passed());
   EXPECT_THAT(unverified.violations,
               testing::Contains(testing::HasSubstr("I25")));
   FirstLife first(MakeScenario(2, 1), 9, 0);
-  Scenario next = first.Next(1, 2);
+  next = first.Next(1, 2);
+  next.adopt_after = absl::Seconds(2);
   next.groups[0].lr = 0.02;  // the reference of another run
   EXPECT_FALSE(Reopen(first, next, {1}).passed());
   FirstLife none(MakeScenario(2, 1), 9, 0);

@@ -280,6 +280,8 @@ absl::Status ParseLine(Line* line, Scenario* scenario) {
     ASSIGN_OR_RETURN(scenario->join_timeout, Time(line->Take()));
   } else if (word == "relink") {
     ASSIGN_OR_RETURN(scenario->relink_timeout, Time(line->Take()));
+  } else if (word == "adopt") {
+    ASSIGN_OR_RETURN(scenario->adopt_after, Time(line->Take()));
   } else if (word == "absent") {
     if (!line->Is("rank")) return absl::InvalidArgumentError("absent rank R");
     ASSIGN_OR_RETURN(scenario->absent.emplace_back(),

@@ -76,6 +76,9 @@ struct Scenario {
   absl::Duration hold = absl::Minutes(1);
   absl::Duration join_timeout = absl::Minutes(1);
   absl::Duration relink_timeout = absl::Minutes(2);
+  // When the operator says to node 0 that missing nodes are gone for good, if
+  // the job waits for it.
+  absl::Duration adopt_after = absl::InfiniteDuration();
   std::vector<int> absent;  // ranks that never come
   transport::LinkFaults link;
   bool has_interfaces = false;  // a node's links share their rate

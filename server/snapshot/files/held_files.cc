@@ -147,8 +147,10 @@ class HeldFileHandle final : public File {
 
 // ---- All files. ----
 
-HeldFiles::HeldFiles(uint64_t capacity_bytes)
-    : budget_(std::make_shared<HeldBudget>(capacity_bytes)) {}
+HeldFiles::HeldFiles(uint64_t capacity_bytes, NodeRank node, int num_nodes)
+    : node_(node),
+      num_nodes_(num_nodes),
+      budget_(std::make_shared<HeldBudget>(capacity_bytes)) {}
 
 HeldFiles::~HeldFiles() = default;
 

@@ -27,6 +27,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "server/base/ids.h"
 #include "server/base/mutex.h"
 #include "server/base/segment.h"
 #include "server/snapshot/files/file_system.h"
@@ -79,7 +80,9 @@ class HeldFile {
 
 class HeldFiles final : public FileSystem {
  public:
-  explicit HeldFiles(uint64_t capacity_bytes);
+  // Of a node of a job's life.
+  explicit HeldFiles(uint64_t capacity_bytes, NodeRank node = NodeRank(0),
+                     int num_nodes = 1);
   ~HeldFiles() override;
 
   absl::Status MakeDirectories(std::string_view path) override;
@@ -101,6 +104,12 @@ class HeldFiles final : public FileSystem {
   // Null: there is none.
   std::shared_ptr<HeldFile> Find(std::string_view path);
 
+  NodeRank node() const { return node_; }
+  int num_nodes() const { return num_nodes_; }
+  // The step that all nodes ended the life with; -1: none.
+  int64_t last_step() const { return last_step_; }
+  void set_last_step(int64_t step) { last_step_ = step; }
+
   uint64_t bytes_in_use() const { return budget_->used(); }
   uint64_t capacity_bytes() const { return budget_->capacity(); }
 
@@ -109,6 +118,9 @@ class HeldFiles final : public FileSystem {
   bool IsDirectory(const std::string& path) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  const NodeRank node_;
+  const int num_nodes_;
+  std::atomic<int64_t> last_step_{-1};
   const std::shared_ptr<HeldBudget> budget_;
   base::Mutex mutex_;
   std::map<std::string, std::shared_ptr<HeldFile>> files_
