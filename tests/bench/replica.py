@@ -38,7 +38,7 @@ _PATIENCE = 600.0
 _CONFIG = """\
 listen: {{workers: "unix://{0}/ballastd.sock", admin: "unix://{0}/admin.sock",
           http: "off", health: "off", peer: "{1}"}}
-transport: {{ucx_devices: lo, peer_timeout: 3s}}
+transport: {{ucx_devices: lo, peer_timeout: 3s, relink_timeout: 0s}}
 replicas: {{every_steps: {2}}}
 """
 

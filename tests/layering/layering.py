@@ -196,7 +196,8 @@ def _libraries(rule: Rule, table: Table) -> List[str]:
 
 
 def _shape(rule: Rule) -> List[str]:
-    """One header, at most one source, both named like the library."""
+    """One header and one source, both named like the library; what is too long
+    for one file goes on in NAME_PART.cc."""
     if (rule.kind != "cc_library" or rule.generator in _GENERATORS
             or not rule.package.startswith(("server", "client", "kernels",
                                             "proto", "tests"))):
@@ -208,7 +209,10 @@ def _shape(rule: Rule) -> List[str]:
             [rule.name + ".h"], [rule.name + ".cuh"]):
         found.append("%s: one header, %s.h, not %s" %
                      (rule.label, rule.name, rule.hdrs))
-    if not sources <= {stem + rule.name + end for end in (".cc", ".cu")}:
+    names = {stem + rule.name + end for end in (".cc", ".cu")}
+    parts = {s for s in sources if s.startswith(stem + rule.name + "_")
+             and s.endswith(".cc")}
+    if not sources <= names | (parts if sources & names else set()):
         found.append("%s: one source, %s.cc, not %s" %
                      (rule.label, rule.name, sorted(sources)))
     return found

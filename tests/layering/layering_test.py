@@ -129,6 +129,13 @@ class LayeringTest(unittest.TestCase):
         self.assert_refused("one source", _library(
             "//server/base:ids", srcs=["//server/base:more.cc"]))
 
+    def test_source_in_several_parts(self):
+        parts = ["//server/base:ids.cc", "//server/base:ids_more.cc"]
+        self.assertEqual([], _found(_library("//server/base:ids",
+                                             srcs=parts)))
+        self.assert_refused("one source", _library(
+            "//server/base:ids", srcs=parts[1:]))
+
     def test_two_headers_that_the_table_explains(self):
         self.assertEqual([], _found(_library(
             "//server/base:pair",

@@ -1,7 +1,5 @@
 #include "server/snapshot/files/shard_check.h"
 
-#include <xxhash.h>
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -12,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/base/status_macros.h"
+#include "server/base/xxh3.h"
 #include "server/snapshot/files/snapshot_reader.h"
 
 namespace ballast::snapshot {
