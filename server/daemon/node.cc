@@ -418,6 +418,31 @@ void Node::SaveLast(session::LocalJob* job,
       });
 }
 
+void Node::SaveHeld(
+    session::LocalJob* job,
+    absl::AnyInvocable<void(absl::StatusOr<std::string>) &&> done) {
+  const auto post = [this, &done](std::string path) {
+    leaves_.executor->Post(
+        [path = std::move(path), done = std::move(done)]() mutable {
+          std::move(done)(std::move(path));
+        });
+  };
+  const auto it = runtimes_.find(job->spec().name);
+  snapshot::JobSnapshots* const snapshots =
+      it == runtimes_.end() ? nullptr : it->second->snapshots();
+  if (snapshots == nullptr || !snapshots->keeps_files()) return post("");
+  const snapshot::SnapshotStatus status = snapshots->status();
+  const bool is_stored =
+      status.last.has_value() &&
+      status.last->step == it->second->engine().weight_version().value();
+  if (is_stored) return post(status.last->path);
+  snapshots->Save("", [done = std::move(done)](
+                          absl::StatusOr<snapshot::Saved> saved) mutable {
+    if (!saved.ok()) return std::move(done)(saved.status());
+    std::move(done)(saved->path);
+  });
+}
+
 void Node::FindStored(const session::AttachRequest& request, uint32_t uid,
                       session::StoredDone done) {
   const session::JobSpec& job = request.job;

@@ -130,6 +130,9 @@ class Node final : public session::JobHost, public JobRuntimeHost {
                        NodeRank node) const override;
   void SaveLast(session::LocalJob* job,
                 absl::AnyInvocable<void(absl::Status) &&> done) override;
+  void SaveHeld(
+      session::LocalJob* job,
+      absl::AnyInvocable<void(absl::StatusOr<std::string>) &&> done) override;
   uint64_t held_bytes() const override { return remnants_.bytes(); }
   // JobRuntimeHost
   void FailJob(session::LocalJob* job, const absl::Status& why) override;

@@ -92,6 +92,11 @@ class FakeHost final : public session::JobHost, public session::JobObserver {
                 absl::AnyInvocable<void(absl::Status) &&> done) override {
     std::move(done)(absl::FailedPreconditionError("nothing is kept"));
   }
+  void SaveHeld(
+      session::LocalJob*,
+      absl::AnyInvocable<void(absl::StatusOr<std::string>) &&> done) override {
+    std::move(done)("");
+  }
   uint64_t held_bytes() const override { return 0; }
   void OnAllReady() override {}
   void OnPushed(LocalRank, BucketId) override {}

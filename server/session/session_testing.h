@@ -184,6 +184,15 @@ class FakeHost final : public JobHost {
                 absl::AnyInvocable<void(absl::Status) &&> done) override {
     saving[job->spec().name] = std::move(done);
   }
+  void SaveHeld(
+      LocalJob* job,
+      absl::AnyInvocable<void(absl::StatusOr<std::string>) &&> done) override {
+    if (saves_held) {
+      saving_held[job->spec().name] = std::move(done);
+    } else {
+      std::move(done)("");
+    }
+  }
   uint64_t held_bytes() const override { return held; }
 
   uint64_t WindowBytes(const JobSpec&, const layout::Layout&,
@@ -197,6 +206,10 @@ class FakeHost final : public JobHost {
   absl::Status refusal = absl::OkStatus();
   std::optional<StoredJob> stored;
   std::map<std::string, absl::AnyInvocable<void(absl::Status) &&>> saving;
+  bool saves_held = false;
+  std::map<std::string,
+           absl::AnyInvocable<void(absl::StatusOr<std::string>) &&>>
+      saving_held;
   uint64_t held = 0;
   std::map<std::string, FakeObserver> observers;
   std::map<std::string, absl::Status> ended;

@@ -28,6 +28,9 @@ constexpr absl::Duration kEndWait = absl::Seconds(5);
 // its last state: for a little less than that.
 constexpr int kMaxSaves = 10;
 constexpr absl::Duration kSaveAgain = absl::Milliseconds(200);
+// How long the state of a job whose hold has passed may take to be stored:
+// other nodes may never answer.
+constexpr absl::Duration kSaveHeldLimit = absl::Minutes(5);
 
 }  // namespace
 
@@ -440,11 +443,40 @@ void Sessions::OnTimer(const std::string& name) {
                               " did not start within jobs.join_timeout = ",
                               absl::FormatDuration(options_.join_timeout), ": ",
                               missing.empty() ? "no first weights" : missing)));
+  } else if (job->is_saving) {
+    OnSavedHeld(job->local.get(), absl::DeadlineExceededError(absl::StrCat(
+                                      "that took more than ",
+                                      absl::FormatDuration(kSaveHeldLimit))));
   } else if (job->local->num_missing() > 0) {
-    End(job, absl::UnavailableError(absl::StrCat(
-                 "job ", base::Quoted(name),
-                 " was held as long as it may be: ", job->local->Missing())));
+    EndHeld(job);
   }
+}
+
+// With a snapshot, if they are kept; who comes meanwhile comes to the next job.
+void Sessions::EndHeld(Job* job) {
+  LocalJob* const local = job->local.get();
+  job->is_saving = true;
+  ArmTimer(job, kSaveHeldLimit);
+  host_->SaveHeld(local, [this, local, alive = std::weak_ptr<bool>(alive_)](
+                             absl::StatusOr<std::string> path) {
+    if (alive.lock() != nullptr) OnSavedHeld(local, path);
+  });
+}
+
+void Sessions::OnSavedHeld(LocalJob* local,
+                           const absl::StatusOr<std::string>& path) {
+  Job* const job = JobOfLocal(local);
+  if (job == nullptr || job->is_ending) return;
+  std::string stored;
+  if (!path.ok()) {
+    stored = absl::StrCat("; its state could not be stored: ",
+                          std::string(path.status().message()));
+  } else if (!path->empty()) {
+    stored = absl::StrCat("; its state is in snapshot ", *path);
+  }
+  End(job, absl::UnavailableError(absl::StrCat(
+               "job ", base::Quoted(local->spec().name),
+               " was held as long as it may be: ", local->Missing(), stored)));
 }
 
 Sessions::Job* Sessions::JobOfLocal(const LocalJob* local) {

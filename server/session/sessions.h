@@ -77,6 +77,12 @@ class JobHost {
   // nothing is ever kept). `done` is called once, later.
   virtual void SaveLast(LocalJob* job,
                         absl::AnyInvocable<void(absl::Status) &&> done) = 0;
+  // `job` was held as long as it may be and ends: stores its state, if that is
+  // kept at all. Where it is, "" if nowhere, or why it cannot be stored; `done`
+  // is called once, later.
+  virtual void SaveHeld(
+      LocalJob* job,
+      absl::AnyInvocable<void(absl::StatusOr<std::string>) &&> done) = 0;
   // What is held of jobs that have ended.
   virtual uint64_t held_bytes() const = 0;
 };
@@ -206,6 +212,8 @@ class Sessions {
   bool IsOfAnotherShape(const Job& job, const Key& key,
                         const AttachRequest& request);
   void SaveLast(Job* job);
+  void EndHeld(Job* job);
+  void OnSavedHeld(LocalJob* local, const absl::StatusOr<std::string>& path);
   void OnSavedLast(LocalJob* local, const absl::Status& saved);
   void ArmTimer(Job* job, absl::Duration delay);
   void OnTimer(const std::string& name);

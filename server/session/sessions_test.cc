@@ -370,6 +370,42 @@ TEST_F(LastStepTest, WithoutAReplacementTheHoldEndsIt) {  // I28
   EXPECT_EQ(device_.shared_bytes_in_use(), 0);
 }
 
+// What it leaves where snapshots are kept.
+TEST_F(LastStepTest, ItsStateIsStoredFirst) {
+  host_.saves_held = true;
+  Lose("job/1");
+  executor_.RunFor(absl::Minutes(11));
+  ASSERT_TRUE(host_.saving_held.contains("job"));
+  EXPECT_THAT(host_.ended, IsEmpty());
+  Connect("late");  // it comes to the next job
+  bool has_come = false;
+  sessions_.BeforeAttach("late", SmallRequest("job", 1, 2),
+                         [&] { has_come = true; });
+  executor_.RunFor(absl::Seconds(1));
+  EXPECT_FALSE(has_come);
+  std::move(host_.saving_held["job"])("job/step-00000001");
+  EXPECT_THAT(host_.ended["job"],
+              StatusIs(absl::StatusCode::kUnavailable,
+                       "its state is in snapshot job/step-00000001"));
+  executor_.RunFor(absl::Seconds(1));
+  EXPECT_TRUE(has_come);
+}
+
+TEST_F(LastStepTest, OrItIsSaidWhyNot) {
+  host_.saves_held = true;
+  Lose("job/1");
+  executor_.RunFor(absl::Minutes(14));
+  EXPECT_THAT(host_.ended, IsEmpty());
+  executor_.RunFor(absl::Minutes(2));  // other nodes never answered
+  EXPECT_THAT(
+      host_.ended["job"],
+      StatusIs(absl::StatusCode::kUnavailable,
+               "its state could not be stored: that took more than 5m"));
+  std::move(host_.saving_held["job"])(absl::InternalError("late"));
+  executor_.RunFor(absl::Seconds(1));
+  EXPECT_EQ(device_.shared_bytes_in_use(), 0);
+}
+
 TEST_F(LastStepTest, ANewRunDoesNotWaitForTheHold) {
   Lose("job/1");
   ASSERT_THAT(sessions_.Close("job/0"), IsOk());

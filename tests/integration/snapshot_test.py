@@ -163,6 +163,25 @@ class SnapshotTest(nodes.NodesCase):
                         self.assertBitsEqual(rest[rank][1][name], weights,
                                              name)
 
+    def test_a_held_job_ends_with_one(self):
+        daemons = self.start(2, "jobs.hold=1s")
+
+        def worker(rank):
+            session = self.open(daemons, rank, 1, False)
+            self.train(session, 3)
+            session.detach()
+
+        lab.run_ranks(2, worker)
+        self.assert_nothing_is_left(daemons)
+        self.assertEqual(self.names(), ["step-00000003"])
+        self.assertTrue(any(
+            "its state is in snapshot job/step-00000003" in daemon.log()
+            for daemon in daemons))
+        for daemon in daemons:
+            daemon.stop()
+        for (step, *_), _ in self.run_job(1, 2, 4, stored=True, resume="must"):
+            self.assertEqual(step, 4)
+
     def test_schedule_pruning_and_what_is_told(self):
         daemons = self.start(2, "snapshots.every_steps=2", "snapshots.keep=2")
 

@@ -293,6 +293,39 @@ TEST(SnapshotTest, TrainingIsUnharmedByItsDisk) {
   EXPECT_TRUE(RunJob(MakeScenario(2, 1), 1, &files).passed());
 }
 
+// Nobody replaces a worker: what was trained is not lost with the job.
+TEST(SnapshotTest, IsWhatAHeldJobEndsWith) {  // I17, I20
+  for (const int nodes : {1, 3}) {
+    Scenario scenario = MakeScenario(nodes, 2);
+    scenario.snapshot_every = 100;
+    scenario.hold = absl::Seconds(20);
+    Fault& fault = scenario.faults.emplace_back();
+    fault.kind = Fault::Kind::kCrash;
+    fault.step = 4;
+    fault.where = 2 * nodes - 1;
+    scenario.expect_failure = "was held as long";
+    MemoryFileSystem files;
+    const Result result = RunJob(scenario, 3, &files);
+    EXPECT_TRUE(result.passed()) << Violations(result);
+    EXPECT_EQ(NewestStep(files), 3);
+    scenario.faults.clear();
+    scenario.expect_failure.clear();
+    scenario.nodes = 2;
+    scenario.workers = nodes;
+    GoOn(scenario, 6, 4, &files, "on two nodes");
+    // A disk that is full delays no end.
+    MemoryFileSystem full;
+    full.set_capacity(1000);
+    scenario.first_version = 0;
+    scenario.faults.push_back({});
+    scenario.faults[0].kind = Fault::Kind::kCrash;
+    scenario.faults[0].step = 4;
+    scenario.expect_failure = "its state could not be stored";
+    const Result without = RunJob(scenario, 3, &full);
+    EXPECT_TRUE(without.passed()) << Violations(without);
+  }
+}
+
 // The control: a stored state that is not the job's is noticed.
 TEST(SnapshotTest, NoticesAnotherState) {
   MemoryFileSystem files;
