@@ -19,9 +19,10 @@ _PROGRAMS = {
     "BALLAST_LIBRARY": "client/capi/libballast.so",
 }
 _SECONDS = 120
-# A gradient is a function of step and rank.
+# A gradient is a function of step and rank. At a gate the ranks wait until the
+# restart that began some steps before is over, or the job might be first.
 _WORKER = """
-import hashlib, time
+import hashlib, os, time
 import numpy as np, ballast
 with ballast.Session(tensors={"w": np.ones(30011, np.float32)},
                      optimizer={"name": "adamw", "lr": 0.01}) as s:
@@ -29,6 +30,10 @@ with ballast.Session(tensors={"w": np.ones(30011, np.float32)},
         random = np.random.default_rng(1000 * step + s.rank)
         s.grads["w"][...] = random.standard_normal(30011, np.float32)
         time.sleep(0.05)
+        gate = os.environ.get("GATES", "") and os.path.join(
+            os.environ["GATES"], "gate-%d" % step)
+        while gate and step % 6 == 0 and not os.path.exists(gate):
+            time.sleep(0.01)
         s.step()
         print("step", step, flush=True)
     print("digest", hashlib.sha256(s.params["w"].tobytes()).hexdigest())
@@ -49,9 +54,12 @@ class KeepersTest(unittest.TestCase):
             self.env.setdefault(name, os.path.join(_ROOT, path))
 
     def train(self, at_steps=()):
-        """`at_steps`: {step: arguments of restart-daemon}. The digests."""
+        """`at_steps`: {step: arguments of restart-daemon}, each before another
+        gate. The digests."""
         with tempfile.TemporaryDirectory(prefix="lab-test-") as folder:
             env = dict(self.env, BALLAST_LAB_DIR=folder)
+            if at_steps:
+                env["GATES"] = folder
             lab = subprocess.Popen(
                 [sys.executable, "-B", _LAB, "run", "--nodes", "2", "--workers",
                  "1", "--keepers", "--", sys.executable, "-c", _WORKER],
@@ -67,6 +75,7 @@ class KeepersTest(unittest.TestCase):
                                 [sys.executable, "-B", _LAB, "restart-daemon",
                                  "--lab", self.lab_id(lines), *arguments],
                                 env=env, check=True, timeout=_SECONDS)
+                            self.open_gate(folder, step)
                 output = "".join(lines)
                 self.assertEqual(lab.wait(_SECONDS), 0, output)
             finally:
@@ -77,6 +86,14 @@ class KeepersTest(unittest.TestCase):
         self.assertEqual(len(digests), 2, output)
         self.assertEqual(output.count("starting it again"), len(at_steps))
         return set(digests)
+
+    @staticmethod
+    def open_gate(folder, step):
+        """The next one, and after the last all that are left."""
+        first = (step // 6 + 1) * 6
+        for gate in range(first, 31 if first == 18 else first + 1):
+            with open(os.path.join(folder, "gate-%d" % gate), "w"):
+                pass
 
     @staticmethod
     def lab_id(lines):
