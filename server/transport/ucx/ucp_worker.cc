@@ -108,7 +108,8 @@ absl::Status UcpWorker::Open(const Options& options) {
   RETURN_IF_ERROR(
       UcxStatus(ucp_init(&params, config, &context_),
                 absl::StrCat("UCX with transports \"", options.transports,
-                             "\" on devices \"", options.devices, "\"")));
+                             "\" on devices \"", options.devices,
+                             "\" (each must be there and up)")));
 
   ucp_worker_params_t worker_params{};
   worker_params.field_mask =
