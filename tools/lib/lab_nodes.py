@@ -191,6 +191,8 @@ def restart_daemon(lab: labs.Lab, rank: int, number: int) -> Tuple[int, int]:
         if new not in (None, old) and launch.daemon_answers(
                 lab.nodes[rank]["env"]["BALLAST_ADDRESS"]):
             return old, new
+        if not lab.owner_runs():
+            raise StartFailed("lab %s has ended meanwhile" % lab.lab_id)
         if time.monotonic() >= deadline:
             raise StartFailed("nobody came after daemon %d in %d s, see %s.log"
                               % (rank, _START_SECONDS, path))
