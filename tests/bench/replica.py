@@ -160,6 +160,8 @@ def measure(folder: str, options: Any, elements: int) -> List[on_lab.Row]:
             if index > 1:
                 usual += seconds[1:]
                 beside.append(seconds[0])  # beside the one before
+            # One that is still on its way would leave the next one out.
+            job.wait_for_replica((index - 1) * every)
             due = job.step()
             if index > 1:
                 beside.append(due)
