@@ -6,12 +6,13 @@ plain restart that reloads a torch.save checkpoint of the same state.
         [--model M | --elements E] [--json FILE]
 
 N daemons on the loopback device, AdamW, no files. `step` is the median step
-without a replica under way, `step/replica` the median of the steps whose end
-made one due and of the next (its ratio_to_peer is to `step`), `replica` from
-there to the moment when all nodes hold it. `recover` is from the first call of
-a worker of the new job, on one node fewer, to the return of the last one: all
-ranks have their weights. Its ratio_to_peer is torch.load's seconds (from the
-page cache, of master and two moments in fp32) through its own.
+without a replica under way, `step/replica` the median of the two steps after
+one became due (its ratio_to_peer is to `step`), `replica` from there to the
+moment when all nodes hold it, after those two steps at the earliest. `recover`
+is from the first call of a worker of the new job, on one node fewer, to the
+return of the last one: all ranks have their weights. Its ratio_to_peer is
+torch.load's seconds (from the page cache, of master and two moments in fp32)
+through its own.
 """
 
 import os
@@ -149,24 +150,24 @@ def show(rows: List[on_lab.Row]) -> None:
 
 
 def measure(folder: str, options: Any, elements: int) -> List[on_lab.Row]:
-    every = 4
+    every = 6
     usual, beside, replicas = [], [], []
     nodes = [Node(folder, n, every) for n in range(options.nodes)]
     try:
         job = Job(nodes, options.workers, elements)
         job.open()
+        due = None  # when the last replica was
         for index in range(1, options.steps + 1):
-            seconds = [job.step() for _ in range(every - 1)]
-            if index > 1:
-                usual += seconds[1:]
-                beside.append(seconds[0])  # beside the one before
+            first = [job.step(), job.step()]
             # One that is still on its way would leave the next one out.
             job.wait_for_replica((index - 1) * every)
-            due = job.step()
-            if index > 1:
-                beside.append(due)
-            replicas.append(job.wait_for_replica(index * every)
-                            if index % 2 == 0 else 0.0)
+            if due is not None:
+                beside += first
+                replicas.append(time.monotonic() - due)
+            steps = [job.step() for _ in range(every - 3)]
+            usual += steps if due is not None else []
+            job.step()
+            due = time.monotonic()
         last = options.steps * every
         job.wait_for_replica(last)
         nodes[-1].kill()
@@ -190,8 +191,7 @@ def measure(folder: str, options: Any, elements: int) -> List[on_lab.Row]:
     return [{"name": "step", "seconds": step},
             {"name": "step/replica", "seconds": statistics.median(beside),
              "ratio_to_peer": statistics.median(beside) / step},
-            {"name": "replica",
-             "seconds": statistics.median(r for r in replicas if r)},
+            {"name": "replica", "seconds": statistics.median(replicas)},
             row("recover", recover, torch_load),
             {"name": "torch_load", "seconds": torch_load}]
 
