@@ -33,10 +33,15 @@ void JobRuntime::JoinOthers() {
 }
 
 v1::Join JobRuntime::MakeJoin() const {
-  v1::Join join =
-      daemon::MakeJoin(parts_.job->spec(), parts_.job->layout(),
-                       plan_->policy(), parts_.default_hold, parts_.algorithms,
-                       parts_.snapshot_files != nullptr, held_ != nullptr);
+  session::JobSpec spec = parts_.job->spec();
+  if (resumption_.has_value()) {
+    // What it once began from is over, and no record has it.
+    spec.stored.reset();
+    spec.asks_nodes = true;
+  }
+  v1::Join join = daemon::MakeJoin(
+      spec, parts_.job->layout(), plan_->policy(), parts_.default_hold,
+      parts_.algorithms, parts_.snapshot_files != nullptr, held_ != nullptr);
   *join.mutable_link_cost() = routes_.measured();
   if (is_loaded_ || resumption_.has_value()) {
     join.set_has_state(true);

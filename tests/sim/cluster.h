@@ -99,6 +99,7 @@ class Cluster final : public SimWorld {
   Result Finish();  // all that follows
   const Result& so_far() const { return result_; }
   daemon::Node& node(int rank) { return *daemons_[rank]->node; }
+  bool has_node(int rank) const { return daemons_[rank] != nullptr; }
   transport::InprocPeerNetwork& frames() { return peers_; }
   // What outlives the node's daemon. Where there is a keeper.
   SimVault& vault(int node) { return keepers_[node]->vault; }

@@ -383,5 +383,54 @@ TEST(ReplicaTest, AreMadeBesideSnapshots) {  // I18
   EXPECT_TRUE(snapshot::FindNewest(files, kJobName)->has_value());
 }
 
+// Links that are lost while a replica is on its way, or a daemon that is
+// replaced and has lost what it held: the next ones are whole again, within the
+// same memory.
+TEST(ReplicaTest, AreMadeAgainAfterLinksWereLost) {  // I17, I23
+  for (const Fault::Kind kind :
+       {Fault::Kind::kPartition, Fault::Kind::kRestart}) {
+    for (uint64_t seed = 1; seed <= 12; ++seed) {
+      Scenario scenario = MakeScenario(3, 1);
+      scenario.steps = 14;
+      scenario.replica_every = 1;
+      scenario.has_keepers = true;
+      const bool is_cut = kind == Fault::Kind::kPartition;
+      for (const int64_t step : {4, 7}) {
+        Add(kind, step, static_cast<int>((seed + step) % 3), &scenario);
+        // Longer than a silence that is put up with.
+        scenario.faults.back().back_after =
+            is_cut ? absl::Seconds(60) : absl::Milliseconds(100 * seed);
+      }
+      // So that the last ones can be whole before the job ends.
+      for (const int64_t step : {11, 12, 13}) {
+        Add(Fault::Kind::kSlow, step, 1, &scenario);
+        scenario.faults.back().back_after = absl::Seconds(3);
+      }
+      Cluster cluster(scenario, seed, kernels::Reference());
+      cluster.Start();
+      bool is_late = false;
+      while (!is_late && cluster.clock().Step()) {
+        const daemon::JobRuntime* const job =
+            cluster.has_node(0) ? cluster.node(0).Find(kJobName) : nullptr;
+        is_late = job != nullptr && job->engine().open_step() == Step(13);
+      }
+      cluster.clock().RunFor(absl::Seconds(1));
+      for (int n = 0; n < 3; ++n) {
+        const daemon::JobRuntime* const job = cluster.node(n).Find(kJobName);
+        ASSERT_NE(job, nullptr) << "seed " << seed << ", node " << n << " "
+                                << Violations(cluster.Finish());
+        const snapshot::ReplicaStatus status =
+            job->snapshots()->status().replicas;
+        EXPECT_EQ(status.last_step, 12)
+            << "seed " << seed << ", node " << n << ": " << status.last_error;
+        EXPECT_GT(status.held_bytes, 0u);
+      }
+      const Result result = cluster.Finish();
+      EXPECT_TRUE(result.passed()) << "seed " << seed << "\n"
+                                   << Violations(result);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace ballast::sim

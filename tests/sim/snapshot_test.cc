@@ -293,6 +293,21 @@ TEST(SnapshotTest, TrainingIsUnharmedByItsDisk) {
   EXPECT_TRUE(RunJob(MakeScenario(2, 1), 1, &files).passed());
 }
 
+// What it began from is no matter any more when its nodes meet again.
+TEST(SnapshotTest, AJobThatWentOnOutlivesItsDaemons) {  // I20, I23
+  MemoryFileSystem files;
+  Scenario scenario = MakeScenario(3, 1);
+  ASSERT_TRUE(RunJob(scenario, 1, &files).passed());
+  scenario.has_keepers = true;
+  for (const int node : {0, 2}) {
+    Fault& fault = scenario.faults.emplace_back();
+    fault.kind = Fault::Kind::kRestart;
+    fault.step = 8 + node;
+    fault.where = node;
+  }
+  GoOn(scenario, 12, 2, &files, "two daemons are replaced");
+}
+
 // Nobody replaces a worker: what was trained is not lost with the job.
 TEST(SnapshotTest, IsWhatAHeldJobEndsWith) {  // I17, I20
   for (const int nodes : {1, 3}) {
