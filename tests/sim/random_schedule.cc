@@ -31,7 +31,10 @@ class Drawing {
     DrawModel();
     DrawPipeline();
     DrawNetwork();
-    if (profile_ == Profile::kLoss) Say("replica_every ", Between(1, 2));
+    if (profile_ == Profile::kLoss ||
+        (profile_ != Profile::kDisk && !gathers_ && OneIn(4))) {
+      Say("replica_every ", Between(1, 2));
+    }
     const std::string peaceful = text_;
     DrawFaults();
     Schedule schedule;
