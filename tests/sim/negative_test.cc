@@ -15,6 +15,8 @@
 #include "server/base/failpoint.h"
 #include "server/base/status_matchers.h"
 #include "server/snapshot/files/catalog.h"
+#include "server/snapshot/files/held_files.h"
+#include "server/snapshot/files/manifest.h"
 #include "server/snapshot/files/memory_file_system.h"
 #include "tests/sim/cluster.h"
 #include "tests/sim/random_schedule.h"
@@ -147,6 +149,54 @@ TEST(NegativeTest, ResidualsThatAreNotRestoredAreFound) {
   std::cout << "snapshot.residuals_not_restored: "
             << said.substr(0, said.find('\n')) << "\n";
   EXPECT_TRUE(absl::StrContains(said, "is not the reference model's"));
+}
+
+// A node is lost, and one of the two copies of a shard has a bit that changed.
+std::string GoOnFromReplica(bool is_broken) {
+  auto scenario = ParseScenario("replicas", R"(
+nodes 3
+tensor wte float32 3x5001
+tensor head bfloat16 9001
+optimizer adamw lr 0.01
+steps 9
+hold 10m
+replica_every 2
+relink 1s
+at step 5 slow rank 0 back 3s
+at step 7 kill node 0
+expect node
+)");
+  EXPECT_TRUE(scenario.ok()) << scenario.status();
+  Cluster first(*scenario, 3, kernels::Reference());
+  EXPECT_EQ(absl::StrJoin(first.RunLife().violations, "\n"), "");
+  const int64_t step = first.NewestHeldStep();
+  const auto file = first.FindRemnant(1)->Find(absl::StrCat(
+      kJobName, "/", snapshot::StepName(step), "/", snapshot::ShardName(1, 3)));
+  if (file == nullptr) return "nothing is held";
+  file->bytes()[file->size_bytes() / 2 + 2] ^= std::byte{16};
+  Scenario next = *scenario;
+  next.nodes = 2;
+  next.first_version = step;
+  next.steps = step + 3;
+  next.earlier = {{step, 3, 1}};
+  next.faults.clear();
+  next.expect_failure.clear();
+  if (is_broken) {
+    EXPECT_THAT(base::ConfigureFailpoints("snapshot.unverified=break", 1),
+                IsOk());
+  }
+  const Result result =
+      Cluster(next, 4, kernels::Reference(), &first, {1, 2}).Run();
+  EXPECT_THAT(base::ConfigureFailpoints("", 0), IsOk());
+  return absl::StrJoin(result.violations, "\n");
+}
+
+TEST(NegativeTest, AReplicaThatIsUsedUnverifiedIsFound) {
+  EXPECT_EQ(GoOnFromReplica(/*is_broken=*/false), "");
+  const std::string said = GoOnFromReplica(/*is_broken=*/true);
+  std::cout << "snapshot.unverified: " << said.substr(0, said.find('\n'))
+            << "\n";
+  EXPECT_TRUE(absl::StrContains(said, "I25")) << said;
 }
 
 // Lives that were not made for it find it too.

@@ -151,7 +151,9 @@ def failpoints(root: str) -> List[str]:
     build = "server/daemon/BUILD"
     if not os.path.exists(os.path.join(root, build)):
         return []
-    listed = set(re.findall(r'"([^"]+\.cc)"', _read(root, build)))
+    table = re.search(r"_FAILPOINT_SOURCES = \[(.*?)\]", _read(root, build),
+                      re.DOTALL)
+    listed = set(re.findall(r'"([^"]+\.cc)"', table.group(1) if table else ""))
     found = []
     for path in sources.files(root, sources.CPP):
         if sources.matches(path, ["server/base/failpoint", "tests/"]) or \
