@@ -134,7 +134,9 @@ class TreeTest(unittest.TestCase):
         self.assertEqual(2, len(checks.scripts(self._folder.name)))
 
     def test_failpoints(self):
-        self._write("server/daemon/BUILD", '_X = ["a.cc", "//server/x:b.cc"]\n')
+        self._write("server/daemon/BUILD",
+                    '_FAILPOINT_SOURCES = [\n"a.cc",\n"//server/x:b.cc",\n]\n'
+                    'cc_library(srcs = ["//server/x:c.cc"])\n')
         self._write("server/daemon/a.cc", 'BALLAST_FAILPOINT("x");\n')
         self._write("server/x/b.cc", 'if (BALLAST_SABOTAGED("x")) y();\n')
         self._write("server/x/d.h", '// BALLAST_FAILPOINT("x")\n')
