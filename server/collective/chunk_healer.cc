@@ -88,14 +88,10 @@ void ChunkHealer::AskNext(Cases::iterator one) {
   const Parts& parts = context_->parts;
   const Wanted& wanted = one->wanted;
   if (one->next == one->nodes.size()) {
-    // Who is silent may still have them: such links are made anew.
-    return End(
-        one,
-        absl::Status(one->has_silent ? absl::StatusCode::kUnavailable
-                                     : absl::StatusCode::kDataLoss,
-                     absl::StrCat(one->why.message(),
-                                  "; no node has the bits of version ",
-                                  wanted.version.value(), ": ", one->answers)));
+    return End(one,
+               absl::DataLossError(absl::StrCat(
+                   one->why.message(), "; no node has the bits of version ",
+                   wanted.version.value(), ": ", one->answers)));
   }
   const absl::StatusOr<transport::PullId> pull = parts.pulls->Pull(
       one->nodes[one->next],
@@ -112,7 +108,6 @@ void ChunkHealer::AskNext(Cases::iterator one) {
   if (parts.pull_timeout == absl::InfiniteDuration()) return;
   one->timer = parts.executor->PostAfter(parts.pull_timeout, [this, one] {
     one->timer = 0;
-    one->has_silent = true;
     context_->parts.pulls->Cancel(one->pull);
     GoOn(one, absl::DeadlineExceededError(absl::StrCat(
                   "node ", one->nodes[one->next].value(),

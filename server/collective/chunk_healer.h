@@ -13,8 +13,7 @@
 //
 // Threading: control thread only. At most kMaxHeals at a time, each with
 // memory for one chunk; the others wait.
-// Errors: DataLoss, with what was found first and what each node answered;
-// Unavailable, if one of them did not.
+// Errors: DataLoss, with what was found first and what each node answered.
 #ifndef SERVER_COLLECTIVE_CHUNK_HEALER_H_
 #define SERVER_COLLECTIVE_CHUNK_HEALER_H_
 
@@ -74,7 +73,6 @@ class ChunkHealer {
     std::vector<NodeRank> nodes;
     size_t next = 0;  // of them
     std::string answers;
-    bool has_silent = false;  // a node that may have the bits did not answer
     std::vector<std::byte> copy;  // while it is open
     transport::PullId pull;
     base::TimerId timer = 0;

@@ -350,8 +350,7 @@ TEST(CollectiveHealTest, ASilentNodeIsPassedOver) {  // I23
   job.Publish(3);
   ASSERT_FALSE(job.Failures().empty());
   EXPECT_THAT(job.Failures()[0].second,
-              StatusIs(absl::StatusCode::kUnavailable,
-                       "node 2 has not answered within 3s"));
+              StatusIs(kDataLoss, "node 2 has not answered within 3s"));
   job.rig().CancelAll();
 }
 
