@@ -12,8 +12,8 @@ import unittest
 
 from ballast import launch
 
-# A line in a file each time.
-_DIES_TWICE = ("echo here >> $BALLAST_LAB_DIR/%s; "
+# Its process id in a line of a file each time.
+_DIES_TWICE = ("echo $$ >> $BALLAST_LAB_DIR/%s; "
                '[ "${TORCHELASTIC_RESTART_COUNT:-0}" = 2 ] || kill -9 $$; '
                "sleep 1000")
 
@@ -138,9 +138,10 @@ class LauncherTest(unittest.TestCase):
                       "(2 of 2)", output)
 
     def test_a_daemon_that_always_dies_is_given_up(self):
+        # A process is there until the launcher has taken note of its end.
         code, output, _ = self.keep(
             "sleep 1000", 1,
-            "[ $(wc -l < daemon) = 2 -a ! -e daemon-0.pid ]")
+            "set -- $(cat daemon); [ $# = 2 ] && ! kill -0 $2 2> /dev/null")
         self.assertEqual(code, 1, output)
         self.assertNotIn("2 of", output)
 
