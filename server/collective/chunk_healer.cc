@@ -87,6 +87,12 @@ void ChunkHealer::OpenSome() {
 void ChunkHealer::AskNext(Cases::iterator one) {
   const Parts& parts = context_->parts;
   const Wanted& wanted = one->wanted;
+  // Silence is also how a lost link begins, which is found a little after
+  // `pull_timeout` and ends all this; only silence past that is an answer.
+  if (one->next == one->nodes.size() && !one->asked_again) {
+    one->asked_again = true;
+    one->nodes.insert(one->nodes.end(), one->silent.begin(), one->silent.end());
+  }
   if (one->next == one->nodes.size()) {
     return End(one,
                absl::DataLossError(absl::StrCat(
@@ -109,6 +115,7 @@ void ChunkHealer::AskNext(Cases::iterator one) {
   one->timer = parts.executor->PostAfter(parts.pull_timeout, [this, one] {
     one->timer = 0;
     context_->parts.pulls->Cancel(one->pull);
+    if (!one->asked_again) one->silent.push_back(one->nodes[one->next]);
     GoOn(one, absl::DeadlineExceededError(absl::StrCat(
                   "node ", one->nodes[one->next].value(),
                   " has not answered within ",

@@ -6,6 +6,8 @@
 //               └──────────── the next one ◀──────────────────────┘ none left:
 //                                                                  DataLoss
 //
+// Those that were silent are asked once more before the DataLoss.
+//
 // Of a chunk of this node's own the version and checksum that it wrote are
 // wanted, from whoever has them, in rank order. (If the bits of another node
 // are the ones here, what was damaged is this node's own note of them.) Of
@@ -71,7 +73,9 @@ class ChunkHealer {
     Done done;
     uint64_t own_checksum = 0;  // of what is here now
     std::vector<NodeRank> nodes;
-    size_t next = 0;  // of them
+    size_t next = 0;               // of them
+    std::vector<NodeRank> silent;  // in the first round
+    bool asked_again = false;      // those
     std::string answers;
     std::vector<std::byte> copy;  // while it is open
     transport::PullId pull;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -343,15 +344,36 @@ TEST(CollectiveHealTest, ASilentNodeIsPassedOver) {  // I23
   EXPECT_EQ(job.rig().collective(1)->WaitingFor(), "");
   job.ExpectSameBits("passed over");
   EXPECT_THAT(job.rig().log(1).back(), HasSubstr("the bits of node 2"));
-  // And if all are silent, that is said.
+  // And if all are silent twice, that is said.
   job.rig().frames().SetFilter(
       [](NodeRank, NodeRank, const std::string&) { return true; });
   Flip(&job, 1, {BucketId(0), NodeRank(1), 0}, 1);
   job.Publish(3);
   ASSERT_FALSE(job.Failures().empty());
-  EXPECT_THAT(job.Failures()[0].second,
-              StatusIs(kDataLoss, "node 2 has not answered within 3s"));
+  const absl::Status why = job.Failures()[0].second;
+  EXPECT_THAT(why, StatusIs(kDataLoss, "node 2 has not answered within 3s"));
+  const std::vector<std::string> told =
+      absl::StrSplit(std::string(why.message()), "has not answered");
+  EXPECT_EQ(told.size(), 1 + 2 * 2) << why;
   job.rig().CancelAll();
+}
+
+TEST(CollectiveHealTest, ASilentNodeMayAnswerLater) {  // I23
+  RigOptions options = Small(2);
+  options.pull_timeout = absl::Seconds(3);
+  Job job(options);
+  job.Publish(1);
+  bool is_silent = true;
+  job.rig().frames().SetFilter([&](NodeRank, NodeRank to, const std::string&) {
+    return is_silent && to.value() == 0;
+  });
+  Flip(&job, 1, {BucketId(0), NodeRank(1), 0}, 1);
+  job.StartPublish(2);
+  job.rig().world().RunFor(absl::Seconds(4));
+  is_silent = false;
+  job.EndPublish(2);
+  job.ExpectSameBits("asked again");
+  EXPECT_THAT(job.rig().log(1).back(), HasSubstr("the bits of node 0"));
 }
 
 TEST(CollectiveHealTest, MayBeCancelledAtAnyMoment) {  // I28
