@@ -15,7 +15,6 @@ namespace ballast::snapshot {
 namespace {
 
 constexpr uint64_t kMaxCursorBytes = 64 << 10;  // of a rank
-constexpr uint64_t kPageBytes = 4096;
 // Of what a manifest says beside its tensors and files.
 constexpr uint64_t kManifestBytes = 64 << 10;
 
@@ -35,8 +34,7 @@ uint64_t ShardBytes(const layout::Layout& layout, NodeRank node,
                                                 {kChecksumsKey, checksums}})
                               .size() +
                           64 * static_cast<uint64_t>(ranks);
-  const uint64_t size = header + plan.data_bytes() + ranks * kMaxCursorBytes;
-  return (size + kPageBytes - 1) / kPageBytes * kPageBytes;
+  return HeldBytesOf(header + plan.data_bytes() + ranks * kMaxCursorBytes);
 }
 
 uint64_t ManifestBytes(const layout::Layout& layout) {
@@ -202,19 +200,28 @@ void JobReplicas::FetchShard() {
   if (parts_.topology.num_nodes == 1) return CheckAndPlace();
   const NodeRank source = layout::ReplicaSource(parts_.topology, parts_.node);
   const FileInfo& info = making_->manifest.files[source.value()];
-  // Bounded by what is held at most.
-  auto file = parts_.files->CreateHeld(
-      absl::StrCat(Directory(), "/", info.name), info.size_bytes);
-  if (!file.ok()) return End(file.status());
-  courier_.Fetch({.from = source,
-                  .version = making_->version,
-                  .shard = source.value(),
-                  .file = *std::move(file),
-                  .end = info.size_bytes},
-                 [this](const absl::Status& status) {
-                   if (!status.ok()) return End(status);
-                   CheckAndPlace();
-                 });
+  auto file = std::make_shared<std::shared_ptr<HeldFile>>();
+  Run(
+      // Bounded by what is held at most.
+      [files = parts_.files, file, size_bytes = info.size_bytes,
+       path = absl::StrCat(Directory(), "/", info.name)]() -> absl::Status {
+        ASSIGN_OR_RETURN(*file, files->CreateHeld(path, size_bytes));
+        return absl::OkStatus();
+      },
+      [this, file, source, id = making_->id](const absl::Status& status) {
+        if (!making_.has_value() || making_->id != id) return;
+        if (!status.ok()) return End(status);
+        const uint64_t size_bytes = (*file)->size_bytes();
+        courier_.Fetch({.from = source,
+                        .version = making_->version,
+                        .shard = source.value(),
+                        .file = std::move(*file),
+                        .end = size_bytes},
+                       [this](const absl::Status& fetched) {
+                         if (!fetched.ok()) return End(fetched);
+                         CheckAndPlace();
+                       });
+      });
 }
 
 void JobReplicas::CheckAndPlace() {
@@ -285,6 +292,15 @@ void JobReplicas::Abandon() {
   courier_.Cancel();
   Remove(Directory());
   making_.reset();
+}
+
+void JobReplicas::Close() {
+  Run(
+      [files = parts_.files]() -> absl::Status {
+        files->Close();
+        return absl::OkStatus();
+      },
+      [](const absl::Status&) {});
 }
 
 }  // namespace ballast::snapshot

@@ -99,6 +99,8 @@ class JobReplicas {
   bool Holds(int64_t version) const;
   // Nobody knows any more: what is held stays, what was on its way goes.
   void Abandon();
+  // There will be no further set: their memory is not kept any more.
+  void Close();
 
   bool is_idle() const { return io_.is_idle() && !courier_.is_fetching(); }
 

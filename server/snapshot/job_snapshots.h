@@ -25,6 +25,7 @@
 #ifndef SERVER_SNAPSHOT_JOB_SNAPSHOTS_H_
 #define SERVER_SNAPSHOT_JOB_SNAPSHOTS_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -183,6 +184,8 @@ class JobSnapshots {
   SnapshotStatus status() const;
 
  private:
+  static constexpr size_t kMaxWishes = 16;
+
   struct Wish {
     std::string id;
     std::string name;

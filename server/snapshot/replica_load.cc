@@ -48,7 +48,8 @@ struct ReplicaLoad::Attempt {
   int shard = 0;  // that is being brought, read
   // Slices of each file that are here, by their offset.
   std::vector<std::set<uint64_t>> fetched;
-  std::vector<StateLoad::Range> wanted;  // of it, still to be fetched
+  std::vector<StateLoad::Range> wanted;   // of it, still to be fetched
+  void (ReplicaLoad::*next)() = nullptr;  // once nothing is
 };
 
 ReplicaLoad::ReplicaLoad(const Parts& parts) : parts_(parts), io_(parts.io) {}
@@ -134,33 +135,38 @@ void ReplicaLoad::Fetch(int shard, std::span<const StateLoad::Range> ranges,
     }
   }
   std::ranges::reverse(wanted);
-  FetchNext(next);
+  attempt_->next = next;
+  FetchNext();
 }
 
-void ReplicaLoad::FetchNext(void (ReplicaLoad::*next)()) {
-  if (attempt_->wanted.empty()) return (this->*next)();
-  const StateLoad::Range range = attempt_->wanted.back();
-  attempt_->wanted.pop_back();
-  const int shard = attempt_->shard;
-  std::shared_ptr<HeldFile> file = attempt_->files.Find(PathOf(shard));
-  if (absl::Status room = file->Reserve(range.begin, range.end - range.begin);
-      !room.ok()) {
-    return End(room, std::nullopt);
-  }
+void ReplicaLoad::FetchNext() {
+  if (attempt_->wanted.empty()) return (this->*attempt_->next)();
   if (parts_.courier == nullptr) {
     return End(absl::InternalError("another node holds it, and there is none"),
                std::nullopt);
   }
+  Do(
+      [file = attempt_->files.Find(PathOf(attempt_->shard))](Attempt& attempt) {
+        const StateLoad::Range& range = attempt.wanted.back();
+        return file->Reserve(range.begin, range.end - range.begin);
+      },
+      attempt_->shard, &ReplicaLoad::FetchRange);
+}
+
+void ReplicaLoad::FetchRange() {
+  const StateLoad::Range range = attempt_->wanted.back();
+  attempt_->wanted.pop_back();
+  const int shard = attempt_->shard;
   is_fetching_ = true;
   parts_.courier->Fetch({.from = HolderOf(shard),
                          .version = attempt_->choice.step,
                          .shard = shard,
-                         .file = std::move(file),
+                         .file = attempt_->files.Find(PathOf(shard)),
                          .begin = range.begin,
                          .end = range.end},
-                        [this, shard, next](const absl::Status& status) {
+                        [this, shard](const absl::Status& status) {
                           is_fetching_ = false;
-                          if (status.ok()) return FetchNext(next);
+                          if (status.ok()) return FetchNext();
                           // A node that is gone ends the job; all else is that
                           // copy's fault.
                           End(status, absl::IsUnavailable(status)

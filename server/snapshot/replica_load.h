@@ -79,7 +79,8 @@ class ReplicaLoad {
           void (ReplicaLoad::*next)());
   void Fetch(int shard, std::span<const StateLoad::Range> ranges,
              void (ReplicaLoad::*next)());
-  void FetchNext(void (ReplicaLoad::*next)());
+  void FetchNext();
+  void FetchRange();
   void OnStale();
   void BringManifest();
   void ReadManifestFile();

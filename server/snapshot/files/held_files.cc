@@ -11,6 +11,11 @@
 namespace ballast::snapshot {
 namespace {
 
+// What is worth keeping, and in steps of what, so that the memory of one file
+// serves the next although a cursor in it has grown.
+constexpr uint64_t kLargeBytes = 4 << 20;
+constexpr uint64_t kGrainBytes = 1 << 20;
+
 absl::Status Missing(std::string_view path) {
   return absl::NotFoundError(absl::StrCat("cannot open ", std::string(path),
                                           ": No such file or directory"));
@@ -43,32 +48,126 @@ auto RangeBelow(Map& map, const std::string& directory) {
 
 }  // namespace
 
-bool HeldBudget::Take(uint64_t size_bytes) {
-  uint64_t used = used_.load();
-  do {
-    if (used > capacity_ || size_bytes > capacity_ - used) return false;
-  } while (!used_.compare_exchange_weak(used, used + size_bytes));
+uint64_t HeldBytesOf(uint64_t size_bytes) {
+  if (size_bytes < kLargeBytes || size_bytes > uint64_t{INT64_MAX}) {
+    return size_bytes;
+  }
+  return (size_bytes + kGrainBytes - 1) / kGrainBytes * kGrainBytes;
+}
+
+// ---- Memory. ----
+
+bool HeldMemory::HasRoom(uint64_t size_bytes) const {
+  return used_ <= capacity_ && size_bytes <= capacity_ - used_;
+}
+
+std::vector<base::Segment> HeldMemory::MakeRoom(uint64_t size_bytes) {
+  std::vector<base::Segment> dropped;
+  while (!spare_.empty() && spare_bytes_ > capacity_ - used_ - size_bytes) {
+    dropped.push_back(std::move(spare_.back()));
+    spare_.pop_back();
+    spare_bytes_ -= dropped.back().size_bytes();
+  }
+  return dropped;
+}
+
+bool HeldMemory::Take(uint64_t size_bytes) {
+  std::vector<base::Segment> dropped;  // back with the system without the lock
+  base::MutexLock lock(&mutex_);
+  if (!HasRoom(size_bytes)) return false;
+  dropped = MakeRoom(size_bytes);
+  used_ += size_bytes;
   return true;
+}
+
+void HeldMemory::Give(uint64_t size_bytes) {
+  base::MutexLock lock(&mutex_);
+  used_ -= size_bytes;
+}
+
+base::Segment HeldMemory::FindSpare(uint64_t size_bytes) {
+  const auto it =
+      std::ranges::find(spare_, size_bytes, &base::Segment::size_bytes);
+  if (it == spare_.end()) return {};
+  base::Segment found = std::move(*it);
+  spare_.erase(it);
+  spare_bytes_ -= size_bytes;
+  return found;
+}
+
+absl::StatusOr<base::Segment> HeldMemory::Make(const std::string& path,
+                                               uint64_t size_bytes) {
+  const uint64_t needed = HeldBytesOf(size_bytes);
+  base::Segment found;
+  std::vector<base::Segment> dropped;
+  {
+    base::MutexLock lock(&mutex_);
+    if (!HasRoom(needed)) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat(path, " of ", size_bytes, " bytes: ", used_, " of ",
+                       capacity_, " bytes for replicas are in use"));
+    }
+    found = FindSpare(needed);
+    dropped = MakeRoom(needed);
+    used_ += needed;
+  }
+  dropped.clear();
+  if (found.size_bytes() > 0) {
+    std::memset(found.bytes().data(), 0, found.size_bytes());
+    return found;
+  }
+  absl::StatusOr<base::Segment> made = base::Segment::Create("replica", needed);
+  if (!made.ok()) Give(needed);
+  return made;
+}
+
+void HeldMemory::TakeBack(base::Segment segment) {
+  std::vector<base::Segment> dropped;
+  base::MutexLock lock(&mutex_);
+  used_ -= segment.size_bytes();
+  if (is_closed_ || segment.size_bytes() < kLargeBytes) {
+    dropped.push_back(std::move(segment));
+    return;
+  }
+  spare_bytes_ += segment.size_bytes();
+  spare_.push_back(std::move(segment));
+}
+
+void HeldMemory::Close() {
+  std::vector<base::Segment> dropped;
+  base::MutexLock lock(&mutex_);
+  is_closed_ = true;
+  spare_bytes_ = 0;
+  dropped.swap(spare_);
+}
+
+uint64_t HeldMemory::used() const {
+  base::MutexLock lock(&mutex_);
+  return used_;
+}
+
+uint64_t HeldMemory::spare() const {
+  base::MutexLock lock(&mutex_);
+  return spare_bytes_;
 }
 
 // ---- One file. ----
 
+HeldFile::~HeldFile() {
+  if (is_sparse_) {
+    memory_->Give(reserved_);
+  } else {
+    memory_->TakeBack(std::move(segment_));
+  }
+}
+
 absl::Status HeldFile::Resize(const std::string& path, uint64_t size_bytes) {
-  if (size_bytes <= segment_.size_bytes()) return absl::OkStatus();
-  if (!budget_->Take(size_bytes)) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        path, " of ", size_bytes, " bytes: ", budget_->used(), " of ",
-        budget_->capacity(), " bytes for replicas are in use"));
+  if (size_bytes > segment_.size_bytes()) {
+    ASSIGN_OR_RETURN(base::Segment larger, memory_->Make(path, size_bytes));
+    std::ranges::copy(bytes(), larger.bytes().begin());
+    memory_->TakeBack(std::exchange(segment_, std::move(larger)));
   }
-  absl::StatusOr<base::Segment> segment =
-      base::Segment::Create("replica", size_bytes);
-  if (!segment.ok()) {
-    budget_->Give(size_bytes);
-    return segment.status();
-  }
-  std::ranges::copy(segment_.bytes(), segment->bytes().begin());
-  segment_ = *std::move(segment);
-  budget_->Give(std::exchange(charge_, size_bytes));
+  size_bytes_ = std::max(size_bytes_, size_bytes);
   return absl::OkStatus();
 }
 
@@ -82,22 +181,24 @@ absl::Status HeldFile::MakeSparse(const std::string& path,
         absl::StrCat(path, ": ", std::string(segment.status().message())));
   }
   segment_ = *std::move(segment);
+  size_bytes_ = size_bytes;
+  is_sparse_ = true;
   return absl::OkStatus();
 }
 
 absl::Status HeldFile::Reserve(uint64_t offset, uint64_t size_bytes) {
-  if (!budget_->Take(size_bytes)) {
+  if (!memory_->Take(size_bytes)) {
     return absl::ResourceExhaustedError(
-        absl::StrCat(size_bytes, " more bytes: ", budget_->used(), " of ",
-                     budget_->capacity(), " bytes for replicas are in use"));
+        absl::StrCat(size_bytes, " more bytes: ", memory_->used(), " of ",
+                     memory_->capacity(), " bytes for replicas are in use"));
   }
-  charge_ += size_bytes;
+  reserved_ += size_bytes;
   return segment_.Reserve(offset, size_bytes);
 }
 
 void HeldFile::Clear() {
   segment_.Discard(0, segment_.size_bytes());
-  budget_->Give(std::exchange(charge_, 0));
+  memory_->Give(std::exchange(reserved_, 0));
 }
 
 // An open file.
@@ -150,9 +251,11 @@ class HeldFileHandle final : public File {
 HeldFiles::HeldFiles(uint64_t capacity_bytes, NodeRank node, int num_nodes)
     : node_(node),
       num_nodes_(num_nodes),
-      budget_(std::make_shared<HeldBudget>(capacity_bytes)) {}
+      memory_(std::make_shared<HeldMemory>(capacity_bytes)) {}
 
-HeldFiles::~HeldFiles() = default;
+HeldFiles::~HeldFiles() { Close(); }
+
+void HeldFiles::Close() { memory_->Close(); }
 
 bool HeldFiles::IsDirectory(const std::string& path) const {
   return path.empty() || directories_.contains(path);
@@ -186,7 +289,7 @@ absl::Status HeldFiles::Add(std::string_view path,
 
 absl::StatusOr<std::unique_ptr<File>> HeldFiles::Create(std::string_view path) {
   std::shared_ptr<HeldFile> file =
-      std::unique_ptr<HeldFile>(new HeldFile(budget_));
+      std::unique_ptr<HeldFile>(new HeldFile(memory_));
   RETURN_IF_ERROR(Add(path, file));
   return std::make_unique<HeldFileHandle>(std::move(file), std::string(path),
                                           true);
@@ -298,7 +401,7 @@ absl::Status HeldFiles::SyncDirectory(std::string_view path) {
 absl::StatusOr<std::shared_ptr<HeldFile>> HeldFiles::CreateHeld(
     std::string_view path, uint64_t size_bytes, bool is_sparse) {
   std::shared_ptr<HeldFile> file =
-      std::unique_ptr<HeldFile>(new HeldFile(budget_));
+      std::unique_ptr<HeldFile>(new HeldFile(memory_));
   const std::string name(path);
   RETURN_IF_ERROR(is_sparse ? file->MakeSparse(name, size_bytes)
                             : file->Resize(name, size_bytes));

@@ -1,14 +1,16 @@
 // A file system in this daemon's memory: what replicas lie in, so that they are
 // snapshots in every respect but the disk. Each file is one sealed memfd
-// (base/segment.h), its pages reserved before they are written and back with
-// the system, hence zeroed for whoever is next, when its last user lets go
-// (I13, I28).
+// (base/segment.h), its pages reserved before they are written. When its last
+// user lets go, the memory of a large file is kept for the next one of about
+// its size, which finds zeros in it (I13): a set of replicas follows the other,
+// and fresh pages are the dearest part of one. The rest goes back to the
+// system, all of it with the HeldFiles (I28).
 //
-// Bounded: all files that are in use together have at most `capacity_bytes`;
-// ResourceExhausted beyond. Nothing survives the process.
+// Bounded: all files that are in use, and what is kept, have together at most
+// `capacity_bytes`; ResourceExhausted beyond. Nothing survives the process.
 //
 // Threading: thread-safe; the bytes of a HeldFile are whatever its users agree
-// on.
+// on. Memory for a large file may take seconds: not on the control thread.
 #ifndef SERVER_SNAPSHOT_FILES_HELD_FILES_H_
 #define SERVER_SNAPSHOT_FILES_HELD_FILES_H_
 
@@ -34,31 +36,57 @@
 
 namespace ballast::snapshot {
 
-// Counts what is in use; shared by a HeldFiles and its files, which may outlive
-// it.
-class HeldBudget {
+// What a file of this size is counted as.
+uint64_t HeldBytesOf(uint64_t size_bytes);
+
+// The memory of a HeldFiles and its files, which may outlive it.
+class HeldMemory {
  public:
-  explicit HeldBudget(uint64_t capacity_bytes) : capacity_(capacity_bytes) {}
-  // False: there is no room.
+  explicit HeldMemory(uint64_t capacity_bytes) : capacity_(capacity_bytes) {}
+
+  // Counts bytes. False: there is no room.
   bool Take(uint64_t size_bytes);
-  void Give(uint64_t size_bytes) { used_.fetch_sub(size_bytes); }
-  uint64_t used() const { return used_.load(); }
+  void Give(uint64_t size_bytes);
+
+  // At least this many zero bytes, counted; `path` is for the error.
+  absl::StatusOr<base::Segment> Make(const std::string& path,
+                                     uint64_t size_bytes);
+  // No longer counted; anything may lie in it.
+  void TakeBack(base::Segment segment);
+  // Keeps nothing from now on.
+  void Close();
+
+  uint64_t used() const;
+  uint64_t spare() const;  // bytes that nobody uses
   uint64_t capacity() const { return capacity_; }
 
  private:
+  bool HasRoom(uint64_t size_bytes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Of what is kept, until so much more may be taken.
+  std::vector<base::Segment> MakeRoom(uint64_t size_bytes)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  base::Segment FindSpare(uint64_t size_bytes)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
   const uint64_t capacity_;
-  std::atomic<uint64_t> used_{0};
+  mutable base::Mutex mutex_;
+  uint64_t used_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t spare_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<base::Segment> spare_ ABSL_GUARDED_BY(mutex_);
+  bool is_closed_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 // Shared by the names of a file and by whoever reads, writes or sends it.
 class HeldFile {
  public:
-  ~HeldFile() { budget_->Give(charge_); }
+  ~HeldFile();
   HeldFile(const HeldFile&) = delete;
   HeldFile& operator=(const HeldFile&) = delete;
 
-  std::span<std::byte> bytes() const { return segment_.bytes(); }
-  uint64_t size_bytes() const { return segment_.size_bytes(); }
+  std::span<std::byte> bytes() const {
+    return segment_.bytes().first(size_bytes_);
+  }
+  uint64_t size_bytes() const { return size_bytes_; }
   // Of a sparse one: memory for a range, before it is written. Ranges do not
   // overlap.
   absl::Status Reserve(uint64_t offset, uint64_t size_bytes);
@@ -68,14 +96,16 @@ class HeldFile {
  private:
   friend class HeldFiles;
   friend class HeldFileHandle;
-  explicit HeldFile(std::shared_ptr<HeldBudget> budget)
-      : budget_(std::move(budget)) {}
+  explicit HeldFile(std::shared_ptr<HeldMemory> memory)
+      : memory_(std::move(memory)) {}
   absl::Status Resize(const std::string& path, uint64_t size_bytes);
   absl::Status MakeSparse(const std::string& path, uint64_t size_bytes);
 
-  const std::shared_ptr<HeldBudget> budget_;
-  base::Segment segment_;
-  uint64_t charge_ = 0;
+  const std::shared_ptr<HeldMemory> memory_;
+  base::Segment segment_;  // of which `size_bytes_` are the file's
+  uint64_t size_bytes_ = 0;
+  bool is_sparse_ = false;
+  uint64_t reserved_ = 0;  // of a sparse one
 };
 
 class HeldFiles final : public FileSystem {
@@ -104,14 +134,18 @@ class HeldFiles final : public FileSystem {
   // Null: there is none.
   std::shared_ptr<HeldFile> Find(std::string_view path);
 
+  // No more sets are to come: no memory is kept for them from now on.
+  void Close();
+
   NodeRank node() const { return node_; }
   int num_nodes() const { return num_nodes_; }
   // The step that all nodes ended the life with; -1: none.
   int64_t last_step() const { return last_step_; }
   void set_last_step(int64_t step) { last_step_ = step; }
 
-  uint64_t bytes_in_use() const { return budget_->used(); }
-  uint64_t capacity_bytes() const { return budget_->capacity(); }
+  uint64_t bytes_in_use() const { return memory_->used(); }
+  uint64_t spare_bytes() const { return memory_->spare(); }
+  uint64_t capacity_bytes() const { return memory_->capacity(); }
 
  private:
   absl::Status Add(std::string_view path, std::shared_ptr<HeldFile> file);
@@ -121,7 +155,7 @@ class HeldFiles final : public FileSystem {
   const NodeRank node_;
   const int num_nodes_;
   std::atomic<int64_t> last_step_{-1};
-  const std::shared_ptr<HeldBudget> budget_;
+  const std::shared_ptr<HeldMemory> memory_;
   base::Mutex mutex_;
   std::map<std::string, std::shared_ptr<HeldFile>> files_
       ABSL_GUARDED_BY(mutex_);  // by path

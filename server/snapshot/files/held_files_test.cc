@@ -1,6 +1,14 @@
 #include "server/snapshot/files/held_files.h"
 
+#include <sys/types.h>
+
 #include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -12,6 +20,11 @@ namespace {
 
 using base::IsOk;
 using base::StatusIs;
+
+bool IsZero(std::span<const std::byte> bytes) {
+  return std::ranges::all_of(
+      bytes, [](std::byte byte) { return byte == std::byte{0}; });
+}
 
 TEST(HeldFilesTest, HoldsNoMoreThanItMay) {
   HeldFiles files(10'000);
@@ -43,8 +56,100 @@ TEST(HeldFilesTest, GivesMemoryBackWithItsLastUser) {
   // I13: what comes next finds nothing of it.
   const auto next = files.CreateHeld("next", 6000);
   ASSERT_THAT(next, IsOk());
-  EXPECT_TRUE(std::ranges::all_of(
-      (*next)->bytes(), [](std::byte byte) { return byte == std::byte{0}; }));
+  EXPECT_TRUE(IsZero((*next)->bytes()));
+}
+
+// What `file` lies in: the same memory has the same inode.
+ino_t InodeOf(const HeldFile& file) {
+  const uintptr_t address = reinterpret_cast<uintptr_t>(file.bytes().data());
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    uintptr_t begin = 0;
+    uintptr_t end = 0;
+    unsigned long inode = 0;
+    if (std::sscanf(line.c_str(), "%lx-%lx %*s %*s %*s %lu", &begin, &end,
+                    &inode) == 3 &&
+        begin <= address && address < end) {
+      return inode;
+    }
+  }
+  return 0;
+}
+
+constexpr uint64_t kLarge = 5'000'000;
+
+TEST(HeldFilesTest, ALargeFileHasTheMemoryOfTheOneBefore) {  // I13
+  HeldFiles files(20 << 20);
+  std::shared_ptr<HeldFile> file = *files.CreateHeld("a", kLarge);
+  EXPECT_EQ(file->size_bytes(), kLarge);
+  EXPECT_EQ(files.bytes_in_use(), HeldBytesOf(kLarge));
+  const ino_t inode = InodeOf(*file);
+  EXPECT_NE(inode, 0);
+  std::ranges::fill(file->bytes(), std::byte{7});
+  ASSERT_THAT(files.RemoveAll("a"), IsOk());
+  EXPECT_EQ(files.spare_bytes(), 0u);
+  file.reset();
+  EXPECT_EQ(files.bytes_in_use(), 0u);
+  EXPECT_EQ(files.spare_bytes(), HeldBytesOf(kLarge));
+  // Another large size finds memory of its own, nearly the same finds it.
+  const auto other = files.CreateHeld("b", 2 * kLarge);
+  ASSERT_THAT(other, IsOk());
+  EXPECT_NE(InodeOf(**other), inode);
+  const auto next = files.CreateHeld("c", kLarge + 100);
+  ASSERT_THAT(next, IsOk());
+  EXPECT_EQ(InodeOf(**next), inode);
+  EXPECT_EQ((*next)->size_bytes(), kLarge + 100);
+  EXPECT_TRUE(IsZero((*next)->bytes()));
+  EXPECT_EQ(files.spare_bytes(), 0u);
+}
+
+TEST(HeldFilesTest, WhatIsKeptMakesRoom) {
+  HeldFiles files(20 << 20);
+  for (const char* name : {"a", "b", "c"}) {
+    ASSERT_THAT(files.CreateHeld(name, kLarge), IsOk());
+  }
+  for (const char* name : {"a", "b", "c"}) {
+    ASSERT_THAT(files.RemoveAll(name), IsOk());
+  }
+  EXPECT_EQ(files.spare_bytes(), 3 * HeldBytesOf(kLarge));
+  ASSERT_THAT(files.CreateHeld("d", 12 << 20), IsOk());
+  EXPECT_EQ(files.spare_bytes(), HeldBytesOf(kLarge));
+  EXPECT_THAT(files.CreateHeld("e", 9 << 20),
+              StatusIs(absl::StatusCode::kResourceExhausted));
+  ASSERT_THAT(files.CreateHeld("e", 8 << 20), IsOk());
+  EXPECT_EQ(files.spare_bytes(), 0u);
+}
+
+bool IsMemoryMapped() {
+  std::ifstream maps("/proc/self/maps");
+  const std::string all((std::istreambuf_iterator<char>(maps)), {});
+  return all.find("ballast:replica") != std::string::npos;
+}
+
+TEST(HeldFilesTest, NothingIsKeptWithoutIt) {  // I28
+  std::shared_ptr<HeldFile> file;
+  {
+    HeldFiles files(20 << 20);
+    file = *files.CreateHeld("a", kLarge);
+  }
+  EXPECT_TRUE(IsMemoryMapped());
+  file.reset();
+  EXPECT_FALSE(IsMemoryMapped());
+}
+
+TEST(HeldFilesTest, NothingIsKeptOnceNoMoreIsToCome) {
+  HeldFiles files(20 << 20);
+  for (const char* name : {"a", "b"}) {
+    ASSERT_THAT(files.CreateHeld(name, kLarge), IsOk());
+  }
+  ASSERT_THAT(files.RemoveAll("a"), IsOk());
+  EXPECT_EQ(files.spare_bytes(), HeldBytesOf(kLarge));
+  files.Close();
+  EXPECT_EQ(files.spare_bytes(), 0u);
+  EXPECT_EQ(files.bytes_in_use(), HeldBytesOf(kLarge));
+  ASSERT_THAT(files.RemoveAll("b"), IsOk());
+  EXPECT_EQ(files.spare_bytes(), 0u);
+  EXPECT_FALSE(IsMemoryMapped());
 }
 
 TEST(HeldFilesTest, OutlivesItsFileSystem) {
