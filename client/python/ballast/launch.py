@@ -33,6 +33,8 @@ import time
 from typing import (BinaryIO, Dict, List, Mapping, Optional, Sequence,
                     Tuple)
 
+from ._ports import free_port  # noqa: F401
+
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _POLL_SECONDS = 0.1
@@ -68,13 +70,6 @@ def worker_environment(*, rank: int, world_size: int, local_rank: int,
     return env
 
 
-def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port that was free a moment ago."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
-        sock.bind((host, 0))
-        return sock.getsockname()[1]
-
-
 def socket_path(address: str) -> str:
     """The path in ``unix:///path`` (also ``unix:path`` and a bare path)."""
     for prefix in ("unix://", "unix:"):
@@ -84,7 +79,8 @@ def socket_path(address: str) -> str:
 
 
 def daemon_answers(address: str) -> bool:
-    """Whether something accepts connections on the handle socket."""
+    """Whether something accepts connections on the handle socket: a daemon
+    does once it has all the rest."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         sock.settimeout(1.0)
         try:
