@@ -112,12 +112,16 @@ absl::StatusOr<Connection> Connect(const std::string& address,
   const base::MonotonicClock clock;
   const absl::Time start = clock.Now();
   Backoff backoff(timeout, interrupted);
+  absl::Status refusal;  // the last word of a daemon that was there
   for (int attempts = 1;; ++attempts) {
     auto connection = ConnectOnce(
         path, token,
         std::clamp(backoff.left(), absl::Milliseconds(1), kAnswerLimit));
     const absl::Status& status = connection.status();
+    if (IsPassing(status)) refusal = status;
     if (absl::IsDeadlineExceeded(status)) {
+      // The last try has what is left of the time, and that may be nothing.
+      if (!refusal.ok()) return refusal;
       return absl::DeadlineExceededError(
           absl::StrCat("the daemon at ", address, ": ", status.message()));
     }

@@ -97,7 +97,8 @@ bool FakeDaemon::Welcome(base::UniqueFd peer) {
     const auto bytes =
         BytesOf(refusal).first(sizeof(refusal.message) + sizeof(refusal.text));
     ipc::SendPacket(peer.get(), bytes, {}).status().IgnoreError();
-    return !is_passing;
+    const bool is_last = num_hellos_ == script_.passing_refusals;
+    return !is_passing || (script_.is_deaf && is_last);
   }
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0,

@@ -36,6 +36,7 @@ class FakeDaemon final : public v1::WorkerService::Service {
     uint64_t weights_lie = 0;  // added to the size that is announced
     bool refuse_hello = false;
     int passing_refusals = 0;  // of Hello, and then as many of Attach
+    bool is_deaf = false;      // hears no Hello after those refusals
     bool dies_in_begin = false;
     // What happens before Begin is answered; may change the answer.
     std::function<void(FakeDaemon&, v1::BeginReply&)> in_begin;
