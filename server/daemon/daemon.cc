@@ -71,6 +71,8 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Create(
   RETURN_IF_ERROR(daemon->CreateCore());
   RETURN_IF_ERROR(daemon->Listen());
   RETURN_IF_ERROR(At("keeper", daemon->TakeOver()));
+  // Last: whoever is let in finds all the rest.
+  RETURN_IF_ERROR(At("listen.workers", daemon->worker_door_->StartAccepting()));
   return daemon;
 }
 
@@ -193,7 +195,7 @@ absl::Status Daemon::Listen() {
                    service::GrpcServer::WithoutPort(service::MakeWorkerService(
                        {loop_.get(), &node_->sessions(), control_.get(),
                         rpc_metrics_.get()})));
-  // First: it also says whether another daemon is here already.
+  // Its path is taken first: that says whether another daemon is here already.
   auto worker_door =
       WorkerDoor::Open(config_, {loop_.get(), &random_, &node_->sessions(),
                                  worker_server_.get(), metrics_.get()});

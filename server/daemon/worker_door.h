@@ -44,10 +44,12 @@ class WorkerDoor final : public ipc::WorkerAcceptor {
     service::GrpcServer* server;
     metrics::Metrics* metrics;
   };
-  // FailedPrecondition if another daemon serves the socket.
+  // Takes the socket; nobody is let in yet. FailedPrecondition if another
+  // daemon has it.
   static absl::StatusOr<std::unique_ptr<WorkerDoor>> Open(
       const v1::Config& config, const Parts& parts);
 
+  absl::Status StartAccepting() { return server_->StartAccepting(); }
   void StopAccepting() { server_->StopAccepting(); }
 
   // A worker that the last daemon left with a keeper, as if it had come now;

@@ -84,12 +84,10 @@ absl::StatusOr<std::unique_ptr<HandleServer>> HandleServer::Create(
     Admission admission, WorkerAcceptor* acceptor) {
   ASSIGN_OR_RETURN(
       SocketPath path,
-      SocketPath::Listen(options.path, SOCK_SEQPACKET, options.mode));
-  std::unique_ptr<HandleServer> server(
+      SocketPath::Claim(options.path, SOCK_SEQPACKET, options.mode));
+  return std::unique_ptr<HandleServer>(
       new HandleServer(std::move(options), std::move(path), loop, random,
                        std::move(admission), acceptor));
-  RETURN_IF_ERROR(server->StartAccepting());
-  return server;
 }
 
 HandleServer::HandleServer(Options options, SocketPath path,
@@ -111,6 +109,7 @@ HandleServer::~HandleServer() {
 }
 
 absl::Status HandleServer::StartAccepting() {
+  RETURN_IF_ERROR(path_.Open());
   RETURN_IF_ERROR(loop_->WatchFd(path_.fd(), EPOLLIN,
                                  [this](uint32_t) { OnAcceptable(); }));
   is_accepting_ = true;

@@ -1,6 +1,8 @@
 // Accepts workers on the handle socket (proto/handle_socket.h): a path-named
 // SOCK_SEQPACKET Unix socket.
 //
+// Before StartAccepting the path is taken and connections are refused.
+//
 //   connect ─▶ pending ── Hello ok ──▶ WorkerAcceptor::OnWorker
 //                │  ╲── Hello bad ──▶ Refusal, closed
 //                ╰─ nothing within hello_deadline ──▶ closed
@@ -83,6 +85,8 @@ class HandleServer {
   const std::string& path() const { return options_.path; }
   int num_pending() const { return static_cast<int>(pending_.size()); }
 
+  // Lets workers in.
+  absl::Status StartAccepting();
   // Accepts nobody any more (drain); the path stays taken.
   void StopAccepting();
 
@@ -98,7 +102,6 @@ class HandleServer {
                base::Random* random, Admission admission,
                WorkerAcceptor* acceptor);
 
-  absl::Status StartAccepting();
   void OnAcceptable();
   void PauseAccepting();
   void AddPending(base::UniqueFd socket);
@@ -110,7 +113,7 @@ class HandleServer {
   void Welcome(Pending pending, base::UniqueFd pidfd);
 
   const Options options_;
-  const SocketPath path_;
+  SocketPath path_;
   base::EventLoop* const loop_;
   base::Random* const random_;
   Admission admission_;

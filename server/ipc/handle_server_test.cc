@@ -80,6 +80,10 @@ class HandleServerTest : public ::testing::Test {
   }
 
   void StartServer() {
+    MakeServer();
+    ASSERT_THAT(server_->StartAccepting(), IsOk());
+  }
+  void MakeServer() {
     auto server = HandleServer::Create(
         options_, loop_.get(), &random_,
         [](const PeerIdentity& peer, std::string_view token) {
@@ -190,6 +194,15 @@ TEST_F(HandleServerTest, WelcomesAWorkerWithAKeyAndAControlSocket) {
   char text[2];
   EXPECT_EQ(read(daemon_.control_fds[0].get(), text, 2), 2);
   EXPECT_TRUE((*client)->IsOpen());
+}
+
+TEST_F(HandleServerTest, LetsNobodyInBeforeItAccepts) {
+  MakeServer();
+  EXPECT_THAT(
+      HandleClient::Connect(options_.path, "secret", absl::ZeroDuration()),
+      StatusIs(absl::StatusCode::kUnavailable, options_.path));
+  ASSERT_THAT(server_->StartAccepting(), IsOk());
+  EXPECT_THAT(Connect(), IsOk());
 }
 
 TEST_F(HandleServerTest, AWrongTokenIsRefusedWithItsReason) {

@@ -132,9 +132,6 @@ absl::StatusOr<base::UniqueFd> Bind(const std::string& path,
   if (chmod(path.c_str(), mode) < 0) {
     return base::ErrnoStatus(errno, absl::StrCat("chmod ", path));
   }
-  if (listen(listener.get(), kBacklog) < 0) {
-    return base::ErrnoStatus(errno, absl::StrCat("listen on ", path));
-  }
   return listener;
 }
 
@@ -142,12 +139,26 @@ absl::StatusOr<base::UniqueFd> Bind(const std::string& path,
 
 absl::StatusOr<SocketPath> SocketPath::Listen(const std::string& path, int type,
                                               mode_t mode) {
+  ASSIGN_OR_RETURN(SocketPath socket, Claim(path, type, mode));
+  RETURN_IF_ERROR(socket.Open());
+  return socket;
+}
+
+absl::StatusOr<SocketPath> SocketPath::Claim(const std::string& path, int type,
+                                             mode_t mode) {
   ASSIGN_OR_RETURN(const sockaddr_un address, AddressOf(path));
   RETURN_IF_ERROR(MakeDirectory(path));
   ASSIGN_OR_RETURN(base::UniqueFd lock, TakeLock(path));
   RETURN_IF_ERROR(RemoveStale(path));
   ASSIGN_OR_RETURN(base::UniqueFd listener, Bind(path, address, type, mode));
   return SocketPath(path, std::move(lock), std::move(listener));
+}
+
+absl::Status SocketPath::Open() {
+  if (listen(listener_.get(), kBacklog) < 0) {
+    return base::ErrnoStatus(errno, absl::StrCat("listen on ", path_));
+  }
+  return absl::OkStatus();
 }
 
 SocketPath::SocketPath(std::string path, base::UniqueFd lock,

@@ -1,4 +1,4 @@
-// A Unix socket that listens at a path, and the right to that path: a lock on
+// A Unix socket at a path, and the right to that path: a lock on
 // PATH.lock that dies with its process. A socket left by a dead process is
 // replaced; one of a living process is refused.
 //
@@ -10,6 +10,7 @@
 
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/base/unique_fd.h"
 
@@ -23,11 +24,17 @@ class SocketPath {
   // AlreadyExists: something else than a socket is there.
   static absl::StatusOr<SocketPath> Listen(const std::string& path, int type,
                                            mode_t mode);
+  // The same, but until Open whoever connects is refused (ECONNREFUSED).
+  static absl::StatusOr<SocketPath> Claim(const std::string& path, int type,
+                                          mode_t mode);
 
   SocketPath(SocketPath&&) = default;
   SocketPath& operator=(SocketPath&&) = delete;
   // Removes the socket and the lock file.
   ~SocketPath();
+
+  // Listens from now on. Idempotent.
+  absl::Status Open();
 
   int fd() const { return listener_.get(); }
 

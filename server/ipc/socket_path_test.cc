@@ -74,6 +74,17 @@ TEST_F(SocketPathTest, ALiveOwnerIsRefusedAndNamed) {
   EXPECT_TRUE(CanConnect()) << "the first one is not harmed";
 }
 
+TEST_F(SocketPathTest, AClaimedPathIsTakenAndLetsNobodyInUntilItOpens) {
+  auto socket = SocketPath::Claim(path_, SOCK_SEQPACKET, 0666);
+  ASSERT_THAT(socket, IsOk());
+  EXPECT_FALSE(CanConnect());
+  EXPECT_THAT(Listen(), StatusIs(absl::StatusCode::kFailedPrecondition));
+  for (int i = 0; i < 2; ++i) {
+    ASSERT_THAT(socket->Open(), IsOk());
+    EXPECT_TRUE(CanConnect());
+  }
+}
+
 // I28: SIGKILL leaves files, and a restart in the same directory succeeds.
 TEST_F(SocketPathTest, ADeadOwnersSocketIsReplaced) {
   const pid_t child = fork();
