@@ -213,16 +213,22 @@ TEST_F(ServicesTest, AttachesAndSaysWhoIsMissingBeforeTheDeadline) {  // I23
     ASSERT_TRUE(worker_->GetStats(&context, {}, &reply).ok());
     EXPECT_NE(reply.json().find("\"job\""), std::string::npos);
   }
-  grpc::ClientContext context;
-  context.AddMetadata(proto::kKeyMetadata, "key");
-  context.set_deadline(std::chrono::system_clock::now() +
-                       std::chrono::seconds(2));
-  v1::BeginReply reply;
-  const grpc::Status status = worker_->Begin(&context, {}, &reply);
-  EXPECT_EQ(status.error_code(), grpc::DEADLINE_EXCEEDED);
-  EXPECT_NE(status.error_message().find("rank 1 has not attached"),
-            std::string::npos)
-      << status.error_message();
+  // On a busy machine the answer may come too late after all: then again.
+  grpc::Status status;
+  const auto names_the_rank = [&] {
+    return status.error_message().find("rank 1 has not attached") !=
+           std::string::npos;
+  };
+  for (int i = 0; i < 10 && !names_the_rank(); ++i) {
+    grpc::ClientContext context;
+    context.AddMetadata(proto::kKeyMetadata, "key");
+    context.set_deadline(std::chrono::system_clock::now() +
+                         std::chrono::seconds(2));
+    v1::BeginReply reply;
+    status = worker_->Begin(&context, {}, &reply);
+    EXPECT_EQ(status.error_code(), grpc::DEADLINE_EXCEEDED);
+  }
+  EXPECT_TRUE(names_the_rank()) << status.error_message();
 }
 
 TEST_F(ServicesTest, TheKeyIsTheIdentity) {  // I26

@@ -273,6 +273,7 @@ TEST_P(PullsConformance, CancelledPullsAreSilentAndUntouched) {
   ASSERT_TRUE(Ends(*next));
   EXPECT_THAT(next->done[0], base::IsOk());
   EXPECT_EQ(next->into, Filled(70));
+  ASSERT_TRUE(cluster_->RunUntil([&] { return node(1).sent.size() == 2; }));
   cluster_->Settle();
   EXPECT_TRUE(pull->done.empty());
   EXPECT_EQ(pull->into, Filled(99));
