@@ -298,7 +298,8 @@ const std::vector<FamilyInfo>& Table() {
        .labels = {{"direction", {"sent", "received"}}}},
       {.family = Family::kReplicaHeldBytes,
        .name = "ballast_replica_held_bytes",
-       .help = "Memory that holds replicas on this node.",
+       .help = "Memory that holds replicas on this node, or is kept for the "
+               "next one.",
        .kind = Kind::kGauge,
        .is_per_job = true},
       {.family = Family::kSharedBufferBytes,

@@ -33,48 +33,9 @@
 #include "server/base/mutex.h"
 #include "server/base/segment.h"
 #include "server/snapshot/files/file_system.h"
+#include "server/snapshot/files/held_memory.h"
 
 namespace ballast::snapshot {
-
-// What a file of this size is counted as.
-uint64_t HeldBytesOf(uint64_t size_bytes);
-
-// The memory of a HeldFiles and its files, which may outlive it.
-class HeldMemory {
- public:
-  explicit HeldMemory(uint64_t capacity_bytes) : capacity_(capacity_bytes) {}
-
-  // Counts bytes. False: there is no room.
-  bool Take(uint64_t size_bytes);
-  void Give(uint64_t size_bytes);
-
-  // At least this many zero bytes, counted; `path` is for the error.
-  absl::StatusOr<base::Segment> Make(const std::string& path,
-                                     uint64_t size_bytes);
-  // No longer counted; anything may lie in it.
-  void TakeBack(base::Segment segment);
-  // Keeps nothing from now on.
-  void Close();
-
-  uint64_t used() const;
-  uint64_t spare() const;  // bytes that nobody uses
-  uint64_t capacity() const { return capacity_; }
-
- private:
-  bool HasRoom(uint64_t size_bytes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Of what is kept, until so much more may be taken.
-  std::vector<base::Segment> MakeRoom(uint64_t size_bytes)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  base::Segment FindSpare(uint64_t size_bytes)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-
-  const uint64_t capacity_;
-  mutable base::Mutex mutex_;
-  uint64_t used_ ABSL_GUARDED_BY(mutex_) = 0;
-  uint64_t spare_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::vector<base::Segment> spare_ ABSL_GUARDED_BY(mutex_);
-  bool is_closed_ ABSL_GUARDED_BY(mutex_) = false;
-};
 
 // Shared by the names of a file and by whoever reads, writes or sends it.
 class HeldFile {
