@@ -43,7 +43,7 @@ uint64_t ManifestBytes(const layout::Layout& layout) {
     // Its own entry, and what an error budget may add on both paths.
     bytes += tensor.name.size() + 22 * tensor.shape.size() + 512;
   }
-  return bytes;
+  return HeldBytesOf(bytes);
 }
 
 }  // namespace
@@ -200,22 +200,21 @@ void JobReplicas::FetchShard() {
   if (parts_.topology.num_nodes == 1) return CheckAndPlace();
   const NodeRank source = layout::ReplicaSource(parts_.topology, parts_.node);
   const FileInfo& info = making_->manifest.files[source.value()];
-  auto file = std::make_shared<std::shared_ptr<HeldFile>>();
+  std::string path = absl::StrCat(Directory(), "/", info.name);
   Run(
       // Bounded by what is held at most.
-      [files = parts_.files, file, size_bytes = info.size_bytes,
-       path = absl::StrCat(Directory(), "/", info.name)]() -> absl::Status {
-        ASSIGN_OR_RETURN(*file, files->CreateHeld(path, size_bytes));
-        return absl::OkStatus();
+      [files = parts_.files, path, size_bytes = info.size_bytes] {
+        return files->CreateHeld(path, size_bytes).status();
       },
-      [this, file, source, id = making_->id](const absl::Status& status) {
+      [this, path, source, id = making_->id](const absl::Status& status) {
         if (!making_.has_value() || making_->id != id) return;
         if (!status.ok()) return End(status);
-        const uint64_t size_bytes = (*file)->size_bytes();
+        std::shared_ptr<HeldFile> file = parts_.files->Find(path);
+        const uint64_t size_bytes = file->size_bytes();
         courier_.Fetch({.from = source,
                         .version = making_->version,
                         .shard = source.value(),
-                        .file = std::move(*file),
+                        .file = std::move(file),
                         .end = size_bytes},
                        [this](const absl::Status& fetched) {
                          if (!fetched.ok()) return End(fetched);
