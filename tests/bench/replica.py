@@ -5,10 +5,12 @@ plain restart that reloads a torch.save checkpoint of the same state.
     tools/bench replica [--nodes N] [--workers W] [--steps K]
         [--model M | --elements E] [--json FILE]
 
-N daemons on the loopback device, AdamW, no files. `step` is the median step
-without a replica under way, `step/replica` the median of the two steps after
-one became due (its ratio_to_peer is to `step`), `replica` from there to the
-moment when all nodes hold it, after those two steps at the earliest. `recover`
+N daemons on the loopback device, AdamW, no files, K replicas. `step` is the
+median step without one under way, `step/replica` the median of the two steps
+after one became due (its ratio_to_peer is to `step`), `replica` from there to
+the moment when all nodes hold it, after those two steps at the earliest; the
+last replica is for `recover` only. The first two sets take new memory of the
+system (`…/first`), the others lie in that of earlier ones. `recover`
 is from the first call of a worker of the new job, on one node fewer, to the
 return of the last one: all ranks have their weights. Its ratio_to_peer is
 torch.load's seconds (from the page cache, of master and two moments in fp32)
@@ -22,7 +24,7 @@ import sys
 import tempfile
 import threading
 import time
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, Sequence, Tuple
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(_HERE)),
@@ -151,7 +153,10 @@ def show(rows: List[on_lab.Row]) -> None:
 
 def measure(folder: str, options: Any, elements: int) -> List[on_lab.Row]:
     every = 6
-    usual, beside, replicas = [], [], []
+    usual: List[float] = []
+    # Of the first two sets, and of the others.
+    beside: Tuple[List[float], List[float]] = ([], [])
+    replicas: Tuple[List[float], List[float]] = ([], [])
     nodes = [Node(folder, n, every) for n in range(options.nodes)]
     try:
         job = Job(nodes, options.workers, elements)
@@ -162,8 +167,8 @@ def measure(folder: str, options: Any, elements: int) -> List[on_lab.Row]:
             # One that is still on its way would leave the next one out.
             job.wait_for_replica((index - 1) * every)
             if due is not None:
-                beside += first
-                replicas.append(time.monotonic() - due)
+                beside[index > 3].extend(first)
+                replicas[index > 3].append(time.monotonic() - due)
             steps = [job.step() for _ in range(every - 3)]
             usual += steps if due is not None else []
             job.step()
@@ -188,12 +193,15 @@ def measure(folder: str, options: Any, elements: int) -> List[on_lab.Row]:
     torch_load = min(restart.torch_seconds(folder, elements)
                      for _ in range(3))
     step = statistics.median(usual)
-    return [{"name": "step", "seconds": step},
-            {"name": "step/replica", "seconds": statistics.median(beside),
-             "ratio_to_peer": statistics.median(beside) / step},
-            {"name": "replica", "seconds": statistics.median(replicas)},
-            row("recover", recover, torch_load),
-            {"name": "torch_load", "seconds": torch_load}]
+    rows: List[on_lab.Row] = [{"name": "step", "seconds": step}]
+    for kind, steps, whole in zip(("/first", ""), beside, replicas):
+        seconds = statistics.median(steps)
+        rows += [{"name": "step/replica" + kind, "seconds": seconds,
+                  "ratio_to_peer": seconds / step},
+                 {"name": "replica" + kind,
+                  "seconds": statistics.median(whole)}]
+    return rows + [row("recover", recover, torch_load),
+                   {"name": "torch_load", "seconds": torch_load}]
 
 
 def elements_of(options: Any) -> int:
@@ -204,10 +212,11 @@ def elements_of(options: Any) -> int:
 def main(argv: List[str]) -> int:
     parser = on_lab.parser("replica", __doc__, nodes=3, workers=1,
                            model="gpt2")
+    parser.set_defaults(steps=7)
     options = parser.parse_args(argv)
-    if options.nodes < 2 or options.steps < 2 or options.rate:
-        parser.error("--nodes and --steps are at least 2, and there is no "
-                     "--rate")
+    if options.nodes < 2 or options.steps < 4 or options.rate:
+        parser.error("--nodes is at least 2, --steps at least 4, and there is "
+                     "no --rate")
     elements = elements_of(options)
     with tempfile.TemporaryDirectory(prefix="ballast-bench-",
                                      dir="/tmp") as folder:
