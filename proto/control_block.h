@@ -180,7 +180,8 @@ struct DaemonArea {
   // it and before `committed`; 0 while it is being written.
   Word rank0_cursor_word;
   uint32_t rank0_cursor_bytes;
-  uint32_t reserved;
+  // 1: the worker's Close is recorded, whether or not its reply arrives.
+  std::atomic<uint32_t> closed;
 };
 static_assert(sizeof(DaemonArea) <= kPageSize);
 

@@ -177,6 +177,10 @@ std::optional<Failure> ControlView::FailureAfter(uint32_t seen) const {
   return failure;
 }
 
+bool ControlView::IsClosed() const {
+  return daemon_->closed.load(std::memory_order_acquire) == 1;
+}
+
 void ControlView::StoreInput(uint64_t word, std::span<const GroupValues> groups,
                              std::string_view cursor) {
   std::copy(groups.begin(), groups.end(), groups_);

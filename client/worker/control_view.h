@@ -74,6 +74,8 @@ class ControlView {
 
   // The last failure, if it is another than number `seen` (0: none seen).
   std::optional<Failure> FailureAfter(uint32_t seen) const;
+  // The daemon has recorded this worker's Close.
+  bool IsClosed() const;
 
   // Group values and cursor of the step of `word`; before its last pushed[].
   void StoreInput(uint64_t word, std::span<const proto::GroupValues> groups,

@@ -154,6 +154,16 @@ TEST(ControlViewTest, FailureIsSeenOnceAndNeverHalfWritten) {
   EXPECT_FALSE(view.FailureAfter(failure->count));
 }
 
+TEST(ControlViewTest, ACloseIsRecordedByOneWordOnly) {  // I27
+  Block block;
+  ControlView view = *View(block);
+  EXPECT_FALSE(view.IsClosed());
+  block.daemon().closed = 2;
+  EXPECT_FALSE(view.IsClosed());
+  block.daemon().closed = 1;
+  EXPECT_TRUE(view.IsClosed());
+}
+
 TEST(ControlViewTest, FailureTextWithoutEndStaysInside) {  // I27
   Block block;
   ControlView view = *View(block);

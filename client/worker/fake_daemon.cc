@@ -232,6 +232,11 @@ grpc::Status FakeDaemon::Detach(grpc::ServerContext* context,
 grpc::Status FakeDaemon::Close(grpc::ServerContext* context,
                                const v1::CloseRequest*, v1::CloseReply*) {
   Stay(context);
+  if (script_.records_close) area().closed = 1;
+  if (script_.dies_in_close) {
+    HangUp();
+    return grpc::Status(grpc::StatusCode::UNAVAILABLE, "Socket closed");
+  }
   ++num_closed_;
   return grpc::Status::OK;
 }

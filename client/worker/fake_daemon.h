@@ -38,6 +38,9 @@ class FakeDaemon final : public v1::WorkerService::Service {
     int passing_refusals = 0;  // of Hello, and then as many of Attach
     bool is_deaf = false;      // hears no Hello after those refusals
     bool dies_in_begin = false;
+    // Close ends in a crash: before it is recorded, or before its reply.
+    bool dies_in_close = false;
+    bool records_close = false;
     // What happens before Begin is answered; may change the answer.
     std::function<void(FakeDaemon&, v1::BeginReply&)> in_begin;
     bool is_stopped = false;  // answers no GetStats, Detach or Close

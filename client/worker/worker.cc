@@ -624,6 +624,8 @@ absl::Status Worker::Close(absl::Duration timeout) {
       Call(timeout, [](ControlChannel& channel, absl::Duration left) {
         return channel.Close(left);
       });
+  // The job may be over, and its daemon with it, before the reply is sent.
+  if (view().IsClosed()) return End(absl::OkStatus(), "closed");
   return End(CallError(status, "close", timeout), "closed");
 }
 

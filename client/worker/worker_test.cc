@@ -626,6 +626,19 @@ TEST_F(WorkerTest, DetachAndCloseEndIt) {
   EXPECT_EQ(daemon_->num_closed(), 1);
 }
 
+TEST_F(WorkerTest, ACloseThatIsRecordedNeedsNoReply) {  // I2
+  FakeDaemon::Script script = FakeDaemon::DefaultScript();
+  script.dies_in_close = true;
+  Start(script);
+  EXPECT_THAT(worker_->Close(absl::Seconds(5)),
+              StatusIs(absl::StatusCode::kUnavailable, "went away (close"));
+  script.records_close = true;
+  Start(script);
+  EXPECT_THAT(worker_->Close(absl::Seconds(5)), IsOk());
+  EXPECT_THAT(worker_->Close(absl::Seconds(5)),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "closed"));
+}
+
 TEST_F(WorkerTest, ViewsAreFrozenByDetachAndClose) {
   for (const auto end : {&Worker::Detach, &Worker::Close}) {
     Start();

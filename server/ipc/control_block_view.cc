@@ -309,6 +309,10 @@ void ControlBlockView::StoreRefusal(absl::StatusCode code,
   area.refusal.store(odd + 1, std::memory_order_release);
 }
 
+void ControlBlockView::StoreClosed() {
+  daemon_area()->closed.store(1, std::memory_order_release);
+}
+
 void ControlBlockView::Wake() {
   std::atomic<uint32_t>& wake = daemon_area()->wake;
   wake.fetch_add(1, std::memory_order_release);

@@ -95,6 +95,8 @@ class ControlBlockView {
   bool HasFailure(uint64_t word) const;
   // Why a gather was refused; before its held word.
   void StoreRefusal(absl::StatusCode code, std::string_view text);
+  // The worker's Close is recorded: before it is answered.
+  void StoreClosed();
   void Wake();
 
  private:

@@ -240,6 +240,12 @@ TEST_F(ControlBlockViewTest, AFailureIsEvenAndCut) {
   EXPECT_EQ(daemon_area().failure.load() % 2, 0u);
 }
 
+TEST_F(ControlBlockViewTest, ACloseIsOneWord) {
+  EXPECT_EQ(daemon_area().closed.load(), 0u);
+  view_.StoreClosed();
+  EXPECT_EQ(daemon_area().closed.load(), 1u);
+}
+
 TEST_F(ControlBlockViewTest, WakeChangesTheWord) {
   view_.Wake();
   view_.Wake();

@@ -411,7 +411,9 @@ absl::Status LocalJob::SendSegments(LocalRank rank, bool needs_initial) {
 void LocalJob::Adopt(LocalRank rank, WorkerLink* link, bool is_closed) {
   Slot& slot = *slots_[rank.value()];
   if (link != nullptr) slot.Adopt(link);
-  if (is_closed) slot.Close();
+  if (!is_closed) return;
+  slot.Close();
+  slot.view().StoreClosed();
 }
 
 void LocalJob::StoreState(Slot& slot) {
@@ -619,6 +621,7 @@ void LocalJob::Close(LocalRank rank) {
   BALLAST_FAILPOINT("session.closed");
   observer_->OnWorkerClosed(rank);
   BALLAST_FAILPOINT("session.close_recorded");
+  slot.view().StoreClosed();
   for (int i = 0; i < local_world_size(); ++i) TellIfHopeless(LocalRank(i));
   if (num_closed() == local_world_size()) observer_->OnAllClosed();
 }

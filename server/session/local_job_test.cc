@@ -479,6 +479,9 @@ TEST_F(TakenOverJobTest, AClosedRankStaysClosed) {
   job_->Open(Generation(1), Step(1));
   EXPECT_EQ(job_->num_closed(), 1);
   EXPECT_EQ(job_->state(), JobState::kClosing);
+  // For whoever still waits for the reply of the daemon before.
+  EXPECT_EQ(processes_[1].daemon()->closed.load(), 1u);
+  EXPECT_EQ(processes_[0].daemon()->closed.load(), 0u);
 }
 
 TEST_F(TakenOverJobTest, AWorkerThatLeavesIsNotKept) {
@@ -544,6 +547,8 @@ TEST_F(LocalJobTest, ClosedByAllIsReportedOnce) {
   job_->Close(LocalRank(0));
   EXPECT_EQ(job_->state(), JobState::kClosing);
   EXPECT_EQ(observer_.all_closed, 0);
+  EXPECT_EQ(processes_[0].daemon()->closed.load(), 1u);
+  EXPECT_EQ(processes_[1].daemon()->closed.load(), 0u);
   job_->Close(LocalRank(0));
   job_->OnLinkGone(LocalRank(0), absl::UnavailableError("gone"));
   EXPECT_THAT(observer_.lost, IsEmpty());  // it left on purpose
