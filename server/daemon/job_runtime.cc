@@ -210,8 +210,9 @@ absl::Status JobRuntime::TakeOver() {
     has_started_ = true;
     StartRelinking(
         absl::UnavailableError("the daemon of this node has started again"));
-    is_meeting_ = true;
   }
+  // Workers may close the job before the View: then there is nobody to tell.
+  is_meeting_ = true;
   JoinOthers();
   return absl::OkStatus();
 }

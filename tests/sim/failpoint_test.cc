@@ -18,6 +18,7 @@
 #include "kernels/reference/reference.h"
 #include "server/base/status_matchers.h"
 #include "server/snapshot/files/catalog.h"
+#include "server/snapshot/files/file_system.h"
 #include "server/snapshot/files/memory_file_system.h"
 #include "tests/sim/cluster.h"
 #include "tests/sim/scenario.h"
@@ -84,23 +85,28 @@ at step 5 crash rank 1 back 3ms
 }
 
 // How often the daemon died.
-int CountDeaths(const std::string& failpoints, std::string_view exchange,
-                uint64_t seed) {
+int CountDeaths(const std::string& failpoints, const Scenario& scenario,
+                uint64_t seed, snapshot::FileSystem* files) {
   EXPECT_THAT(base::ConfigureFailpoints(failpoints, seed), IsOk());
-  snapshot::MemoryFileSystem files;
-  Cluster cluster(Eventful(exchange), seed, kernels::Reference(), nullptr,
-                  &files);
+  Cluster cluster(scenario, seed, kernels::Reference(), nullptr, files);
   cluster.DieAtFailpoints(absl::Milliseconds(5));
   const Result result = cluster.Run();
   EXPECT_THAT(base::ConfigureFailpoints("", 0), IsOk());
   EXPECT_EQ(absl::StrJoin(result.violations, "\n"), "")
       << failpoints << " seed " << seed;
+  return cluster.deaths();
+}
+
+int CountDeaths(const std::string& failpoints, std::string_view exchange,
+                uint64_t seed) {
+  snapshot::MemoryFileSystem files;
+  const int deaths = CountDeaths(failpoints, Eventful(exchange), seed, &files);
   const auto snapshots = snapshot::ListSnapshots(files, kJobName);
   EXPECT_TRUE(snapshots.ok()) << snapshots.status();
   for (const snapshot::CatalogEntry& entry : *snapshots) {
     EXPECT_THAT(entry.status, IsOk()) << failpoints << " " << entry.name;
   }
-  return cluster.deaths();
+  return deaths;
 }
 
 TEST(FailpointTest, ThereAreMany) { EXPECT_GT(Names().size(), 30u); }
@@ -146,6 +152,19 @@ TEST(FailpointTest, ManyDeathsChangeNoBit) {
                           seed % 2 == 0 ? "zeropp" : "delta4", seed);
   }
   EXPECT_GT(deaths, 100);
+}
+
+// All workers may have closed the job before the next daemon goes on with it;
+// without snapshots there is nothing else that it waits for.
+TEST(FailpointTest, ADeathWhileAJobClosesLeavesNothing) {  // I28
+  Scenario scenario = Eventful("exact");
+  scenario.snapshot_every = 0;
+  for (const char* const name : {"session.closed", "session.close_recorded"}) {
+    for (const int hit : {1, 2}) {
+      const std::string rule = absl::StrCat(name, "=kill@", hit);
+      EXPECT_EQ(CountDeaths(rule, scenario, hit, /*files=*/nullptr), 1) << rule;
+    }
+  }
 }
 
 // Of two nodes, either one's; also while a snapshot is being written, which the
