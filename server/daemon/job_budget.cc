@@ -10,6 +10,12 @@
 #include "server/membership/error_budget.h"
 
 namespace ballast::daemon {
+namespace {
+
+// A peer's numbers.
+bool IsPath(int path) { return static_cast<size_t>(path) < layout::kNumPaths; }
+
+}  // namespace
 
 void SetMetered(const layout::ExchangePlan& plan, membership::Parts* parts) {
   parts->budget.max_relative_error = plan.policy().max_relative_error;
@@ -52,8 +58,8 @@ membership::BudgetState BudgetAfter(const v1::PeerFrame& outcome,
     }
   }
   for (const v1::CodecChange& change : outcome.commit().codec_changes()) {
+    if (!IsPath(change.path())) continue;
     const auto path = static_cast<size_t>(change.path());
-    if (path >= layout::kNumPaths) continue;  // a peer's word
     const std::span<const TensorId> metered =
         plan.metered(layout::kPaths[path]);
     const auto it = std::ranges::find(metered, TensorId(change.tensor()));
@@ -83,6 +89,7 @@ void RestoreBudget(const membership::BudgetState& kept,
 void RevertChanges(const v1::Commit& commit, layout::ExchangePlan* plan) {
   for (const v1::CodecChange& change : commit.codec_changes()) {
     // What does not fit is refused when the commit is carried out.
+    if (!IsPath(change.path())) continue;
     plan->Apply({static_cast<layout::Path>(change.path()),
                  TensorId(change.tensor()),
                  static_cast<layout::CodecId>(change.from())})
@@ -120,6 +127,7 @@ void LogCodecChanges(std::string_view job, const layout::Layout& layout,
   for (const v1::CodecChange& change : commit.codec_changes()) {
     const auto num_tensors = static_cast<int>(layout.tensors().size());
     if (change.tensor() < 0 || change.tensor() >= num_tensors) continue;
+    if (!IsPath(change.path())) continue;
     log(absl::StrCat(
         "codec changed job=", std::string(job), " step=", commit.step(),
         " path=",

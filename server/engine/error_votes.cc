@@ -2,6 +2,7 @@
 
 #include <span>
 
+#include "absl/strings/str_cat.h"
 #include "kernels/exact_sum.h"
 
 namespace ballast::engine {
@@ -36,16 +37,26 @@ v1::PathErrors ToPathErrors(const collective::PathErrors& errors) {
   return proto;
 }
 
-std::vector<layout::CodecChange> ToCodecChanges(const v1::Commit& commit) {
-  // What is out of range stays so.
-  const auto narrow = [](int value) {
-    return static_cast<uint8_t>(value < 0 || value > 255 ? 255 : value);
+absl::StatusOr<std::vector<layout::CodecChange>> ParseCodecChanges(
+    const v1::Commit& commit) {
+  const auto refuse = [&](const char* what, int value, size_t end) {
+    return absl::DataLossError(
+        absl::StrCat("the commit of step ", commit.step(), " changes a codec ",
+                     what, " ", value, ", possible are 0 to ", end - 1));
   };
+  constexpr size_t kCodecsEnd = 256;  // fits a CodecId; the plan knows which
   std::vector<layout::CodecChange> changes;
   for (const v1::CodecChange& change : commit.codec_changes()) {
-    changes.push_back({static_cast<layout::Path>(narrow(change.path())),
-                       TensorId(change.tensor()),
-                       static_cast<layout::CodecId>(narrow(change.to()))});
+    if (static_cast<size_t>(change.path()) >= layout::kNumPaths) {
+      return refuse("on path", change.path(), layout::kNumPaths);
+    }
+    for (const int codec : {change.from(), change.to()}) {
+      if (static_cast<size_t>(codec) >= kCodecsEnd) {
+        return refuse("from or to", codec, kCodecsEnd);
+      }
+    }
+    changes.push_back({layout::kPaths[change.path()], TensorId(change.tensor()),
+                       static_cast<layout::CodecId>(change.to())});
   }
   return changes;
 }

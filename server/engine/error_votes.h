@@ -7,6 +7,7 @@
 
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "proto/peer.pb.h"
 #include "server/collective/error_sums.h"
 #include "server/layout/exchange_plan.h"
@@ -15,8 +16,10 @@ namespace ballast::engine {
 
 v1::PathErrors ToPathErrors(const collective::PathErrors& errors);
 
-// Not checked yet: the plan refuses what does not fit it.
-std::vector<layout::CodecChange> ToCodecChanges(const v1::Commit& commit);
+// DataLoss if a path or codec is no number of one (I27). Whether it fits the
+// job is the plan's to say.
+absl::StatusOr<std::vector<layout::CodecChange>> ParseCodecChanges(
+    const v1::Commit& commit);
 
 }  // namespace ballast::engine
 

@@ -2,8 +2,10 @@
 
 #include <vector>
 
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/exact_sum.h"
+#include "server/base/status_matchers.h"
 
 namespace ballast::engine {
 namespace {
@@ -40,22 +42,38 @@ TEST(ErrorVotesTest, SumsArriveWholeAndSmall) {
   EXPECT_EQ(ToPathErrors({}).tensors_size(), 0);
 }
 
-TEST(ErrorVotesTest, WhatNoCodecIsStaysNone) {  // I27
+v1::Commit CommitOf(int path, int tensor, int from, int to) {
   v1::Commit commit;
-  for (const int path : {1, -1, 256, 1 << 30}) {
-    v1::CodecChange* const change = commit.add_codec_changes();
-    change->set_path(path);
-    change->set_tensor(-5);
-    change->set_to(path);
+  commit.set_step(7);
+  v1::CodecChange* const change = commit.add_codec_changes();
+  change->set_path(path);
+  change->set_tensor(tensor);
+  change->set_from(from);
+  change->set_to(to);
+  return commit;
+}
+
+TEST(ErrorVotesTest, ACommitsChangesAreParsed) {
+  const auto changes = ParseCodecChanges(CommitOf(1, -5, 2, 1));
+  ASSERT_THAT(changes, base::IsOk());
+  ASSERT_EQ(changes->size(), 1u);
+  EXPECT_EQ(changes->front().path, layout::Path::kWeights);
+  EXPECT_EQ(changes->front().codec, layout::CodecId::kInt8);
+  EXPECT_EQ(changes->front().tensor, TensorId(-5)) << "the plan's to refuse";
+  EXPECT_THAT(ParseCodecChanges(v1::Commit()), base::IsOk());
+}
+
+TEST(ErrorVotesTest, WhatIsNoPathOrCodecIsRefused) {  // I27
+  for (const int bad : {-1, 2, 256, 1 << 30}) {
+    EXPECT_THAT(ParseCodecChanges(CommitOf(bad, 0, 2, 1)),
+                base::StatusIs(absl::StatusCode::kDataLoss,
+                               "of step 7 changes a codec on path"));
   }
-  const auto changes = ToCodecChanges(commit);
-  ASSERT_EQ(changes.size(), 4u);
-  EXPECT_EQ(changes[0].path, layout::Path::kWeights);
-  EXPECT_EQ(changes[0].codec, layout::CodecId::kInt8);
-  EXPECT_EQ(changes[0].tensor, TensorId(-5));
-  for (int i = 1; i < 4; ++i) {
-    EXPECT_EQ(static_cast<int>(changes[i].path), 255);
-    EXPECT_EQ(static_cast<int>(changes[i].codec), 255);
+  for (const int bad : {-1, 256, 1 << 30}) {
+    EXPECT_THAT(ParseCodecChanges(CommitOf(0, 0, bad, 1)),
+                base::StatusIs(absl::StatusCode::kDataLoss));
+    EXPECT_THAT(ParseCodecChanges(CommitOf(0, 0, 2, bad)),
+                base::StatusIs(absl::StatusCode::kDataLoss));
   }
 }
 

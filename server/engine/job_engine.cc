@@ -60,6 +60,21 @@ struct CommittedStep {
   int buckets_published = 0;
 };
 
+// What a commit orders.
+struct Orders {
+  std::vector<kernels::StepScalars> scalars;
+  std::vector<layout::CodecChange> codec_changes;
+};
+
+absl::StatusOr<Orders> ParseOrders(const v1::Commit& commit,
+                                   size_t num_groups) {
+  auto scalars = ParseScalars(commit, num_groups);
+  if (!scalars.ok()) return scalars.status();
+  auto codec_changes = ParseCodecChanges(commit);
+  if (!codec_changes.ok()) return codec_changes.status();
+  return Orders{*std::move(scalars), *std::move(codec_changes)};
+}
+
 class JobEngineImpl final : public JobEngine {
  public:
   explicit JobEngineImpl(const Parts& parts)
@@ -88,12 +103,12 @@ class JobEngineImpl final : public JobEngine {
   absl::Status GoOn(Generation generation, const v1::Commit& commit,
                     bool is_loaded,
                     collective::Collective* collective) override {
-    auto scalars = ParseScalars(commit, commit.groups_size());
-    if (!scalars.ok()) return scalars.status();
+    const auto orders = ParseOrders(commit, commit.groups_size());
+    if (!orders.ok()) return orders.status();
     const Step step(commit.step());
     Begin(generation, step, collective);
     open_.emplace(generation, step, parts_.clock->Now());
-    Apply(commit, *scalars, is_loaded);
+    Apply(commit, *orders, is_loaded);
     return absl::OkStatus();
   }
 
@@ -285,9 +300,8 @@ class JobEngineImpl final : public JobEngine {
   }
 
   void CarryOutCommit(const v1::Commit& commit) {
-    const absl::StatusOr<std::vector<kernels::StepScalars>> scalars =
-        ParseScalars(commit, contributions_.groups().size());
-    if (!scalars.ok()) return Fail(scalars.status());
+    const auto orders = ParseOrders(commit, contributions_.groups().size());
+    if (!orders.ok()) return Fail(orders.status());
     if (commit.rank0_cursor().size() > proto::kMaxCursorBytes) {
       return Fail(absl::DataLossError(absl::StrCat(
           "the commit of step ", commit.step(), " has a cursor of rank 0 of ",
@@ -298,12 +312,11 @@ class JobEngineImpl final : public JobEngine {
     const absl::Status recorded = Record(commit);
     if (!recorded.ok()) return Fail(recorded);
     BALLAST_FAILPOINT("engine.recorded");
-    Apply(commit, *scalars, /*is_loaded=*/false);
+    Apply(commit, *orders, /*is_loaded=*/false);
   }
 
   // A commit that is recorded.
-  void Apply(const v1::Commit& commit,
-             std::span<const kernels::StepScalars> scalars, bool is_loaded) {
+  void Apply(const v1::Commit& commit, const Orders& orders, bool is_loaded) {
     // Carried out before, and maybe told: what was told stays.
     const bool is_repeat = open_->step <= last_summary_.step;
     StepSummary summary = is_repeat ? last_summary_ : Summarize(commit);
@@ -312,7 +325,7 @@ class JobEngineImpl final : public JobEngine {
     }
     // All buckets are reduced here, and those of the step before published:
     // nothing is on its way.
-    const absl::Status revised = collective_->Revise(ToCodecChanges(commit));
+    const absl::Status revised = collective_->Revise(orders.codec_changes);
     if (!revised.ok()) return Fail(revised);
     if (!is_repeat) {
       summary.fallbacks += collective_->num_wider(layout::Path::kWeights);
@@ -345,7 +358,7 @@ class JobEngineImpl final : public JobEngine {
           committed_->summary.step,
           commit.load() == static_cast<uint32_t>(proto::Load::kResetState));
     } else {
-      CarryOut(commit.skipped(), scalars);
+      CarryOut(commit.skipped(), orders.scalars);
     }
   }
 

@@ -726,6 +726,23 @@ TEST_F(JobEngineTest, ACodecThatDoesNotFitEndsTheJob) {  // I27
   EXPECT_EQ(engine_->counts().committed, 0);
 }
 
+// Also where the collective reads no changes any more: its gate is shut.
+TEST_F(JobEngineTest, ACodecOnNoPathEndsTheJob) {  // I27
+  for (const int path : {-1, 2, 1 << 20}) {
+    Make(1);
+    Compute();
+    v1::Commit commit = CommitOf(1);
+    commit.add_codec_changes()->set_path(path);
+    TakeLog();
+    engine_->OnCommit(commit);
+    EXPECT_THAT(TakeLog(),
+                ElementsAre(absl::StrCat(
+                    "leave: the commit of step 1 changes a codec on path ",
+                    path, ", possible are 0 to 1")));
+    EXPECT_EQ(engine_->counts().committed, 0);
+  }
+}
+
 TEST_F(JobEngineTest, SaysWhetherExactWouldBeFaster) {  // I24
   Make(1);
   engine_ = JobEngine::Create({.layout = layout_.get(),

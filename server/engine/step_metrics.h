@@ -34,7 +34,7 @@ class StepMetrics {
   // Since the job's start.
   void OnHeals(const collective::HealCounts& counts);
   void OnChunkFaults(const collective::ChunkFaultCounts& counts);
-  // Of a commit whose changes are in force.
+  // Of a commit whose changes are in force, parsed by ParseCodecChanges.
   void OnCodecChanges(const v1::Commit& commit,
                       const collective::Collective& collective);
   void OnExactRatio(double ratio);
