@@ -59,7 +59,8 @@ std::string WiderCodecs(const v1::PathQuality& path) {
   return line;
 }
 
-// "0.021, 0.1 % clipped; worst h.0.mlp 0.043 (int4), …", a line per path.
+// "0.021, 0.1 % clipped, residual 0.3; worst h.0.mlp 0.043 (int4), …", a line
+// per path.
 std::string QualityLines(const v1::GetJobReply& job) {
   constexpr int kMaxNamed = 3;
   std::string text;
@@ -70,6 +71,9 @@ std::string QualityLines(const v1::GetJobReply& job) {
     if (path.clipped_share() > 0) {
       absl::StrAppendFormat(&line, ", %.2g %% clipped",
                             100 * path.clipped_share());
+    }
+    if (path.residual_norm() > 0) {
+      absl::StrAppendFormat(&line, ", residual %.3g", path.residual_norm());
     }
     const int num_named = std::min(path.worst_size(), kMaxNamed);
     for (int i = 0; i < num_named; ++i) {
@@ -139,6 +143,7 @@ std::string Render(const v1::StatusReply& status) {
                                             "/metrics")) +
       Line("peers at",
            status.peer_address().empty() ? "off" : status.peer_address()) +
+      Line("keeper", status.keeper()) +
       Line("shared memory", FormatBytes(status.shared_memory_bytes())) +
       Line("jobs", absl::StrCat(status.jobs_size()));
   if (status.jobs_size() > 0) {

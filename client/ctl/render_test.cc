@@ -27,6 +27,7 @@ TEST(RenderTest, StatusShowsAddressesAndJobs) {
   v1::StatusReply status;
   status.set_state("serving");
   status.set_metrics_address("127.0.0.1:7471");
+  status.set_keeper("lost");
   v1::JobSummary* const job = status.add_jobs();
   job->set_name("gpt2");
   job->set_waiting_for("rank 2 has not attached");
@@ -35,6 +36,7 @@ TEST(RenderTest, StatusShowsAddressesAndJobs) {
   const std::string text = Render(status);
   EXPECT_NE(text.find("http://127.0.0.1:7471/metrics"), std::string::npos);
   EXPECT_NE(text.find("gpt2"), std::string::npos);
+  EXPECT_NE(text.find("keeper           lost\n"), std::string::npos) << text;
   EXPECT_NE(text.find("rank 2 has not attached"), std::string::npos);
   EXPECT_NE(text.find(" 3/8 "), std::string::npos) << text;
   job->set_num_nodes(2);
@@ -73,15 +75,16 @@ TEST(RenderTest, AJobNamesTheTensorsThatAreWorst) {
   path->set_sampled(4096);
   path->set_relative_error(0.0214);
   path->set_clipped_share(0.015);
+  path->set_residual_norm(0.25);
   for (int i = 0; i < 4; ++i) {
     v1::TensorQuality* const worst = path->add_worst();
     worst->set_tensor("h." + std::to_string(i));
     worst->set_codec("int4");
     worst->set_relative_error(0.04 - 0.01 * i);
   }
-  EXPECT_NE(Render(job).find("error of gradients 0.0214, 1.5 % clipped; worst "
-                             "h.0 0.04 (int4), h.1 0.03 (int4), h.2 0.02 "
-                             "(int4)\n"),
+  EXPECT_NE(Render(job).find("error of gradients 0.0214, 1.5 % clipped, "
+                             "residual 0.25; worst h.0 0.04 (int4), h.1 0.03 "
+                             "(int4), h.2 0.02 (int4)\n"),
             std::string::npos)
       << Render(job);
 }

@@ -47,6 +47,9 @@ v1::StatusReply Control::Status() {
   reply.set_address(addresses_.workers);
   reply.set_metrics_address(addresses_.http);
   reply.set_peer_address(addresses_.peer);
+  reply.set_keeper(keeper_ == nullptr        ? "off"
+                   : keeper_->is_connected() ? "connected"
+                                             : "lost");
   for (v1::JobSummary& job : parts_.node->Jobs()) {
     *reply.add_jobs() = std::move(job);
   }

@@ -13,6 +13,7 @@
 #include "server/base/clock.h"
 #include "server/daemon/node.h"
 #include "server/device/device.h"
+#include "server/ipc/keeper_client.h"
 #include "server/metrics/metrics.h"
 #include "server/service/node_control.h"
 
@@ -40,6 +41,8 @@ class Control final : public service::NodeControl {
 
   void set_addresses(Addresses addresses) { addresses_ = std::move(addresses); }
   void set_draining() { is_draining_ = true; }
+  // Outlives this.
+  void set_keeper(const ipc::KeeperClient* keeper) { keeper_ = keeper; }
 
   // Gauges that nobody moves by events; called now and then.
   void RefreshMetrics();
@@ -60,6 +63,7 @@ class Control final : public service::NodeControl {
   const absl::Time started_;
   Addresses addresses_;
   bool is_draining_ = false;
+  const ipc::KeeperClient* keeper_ = nullptr;  // null: none is configured
 };
 
 }  // namespace ballast::daemon

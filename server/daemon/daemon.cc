@@ -97,6 +97,7 @@ absl::Status Daemon::TakeOver() {
   }
   ASSIGN_OR_RETURN(keeper_,
                    ipc::KeeperClient::Connect(std::move(options), loop_.get()));
+  control_->set_keeper(keeper_.get());
   ASSIGN_OR_RETURN(std::vector<base::Kept> found, keeper_->Found());
   LogInfo(
       absl::StrCat("keeper path=", config.socket(), " found=", found.size()));

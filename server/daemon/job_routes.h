@@ -52,6 +52,7 @@ class JobRoutes {
 
   // The cost that all nodes choose by.
   void Open(const v1::LinkCost& cost);
+  const transport::LinkCost& cost() const { return cost_; }
   // The transport goes away; Measure and Open follow with another one.
   void Close();
   // Null before Open.

@@ -37,6 +37,10 @@ void FillWorkers(const session::LocalJob& job, v1::GetJobReply* reply) {
   }
 }
 
+double PerSecond(double seconds_per_byte) {
+  return seconds_per_byte > 0 ? 1 / seconds_per_byte : 0;
+}
+
 void FillSteps(const engine::JobEngine& engine, v1::GetJobReply* reply) {
   const engine::Counts counts = engine.counts();
   reply->set_steps_committed(counts.committed);
@@ -79,6 +83,9 @@ void FillQuality(const layout::Layout& layout, const JobRuntime& runtime,
     quality->set_relative_error(report.relative_error());
     quality->set_clipped_share(report.clipped_share());
     quality->set_sampled(report.sampled());
+    if (path == layout::Path::kGradients) {
+      quality->set_residual_norm(runtime.engine().residual_norm());
+    }
     FillWider(layout, runtime.plan(), path, quality);
     for (const v1::TensorError& error : report.worst()) {
       // A peer's word.
@@ -624,6 +631,10 @@ absl::StatusOr<v1::GetJobReply> Node::GetJob(const std::string& name) const {
     reply.set_steps_since_progress_ms(absl::ToInt64Milliseconds(
         leaves_.clock->Now() - runtime->last_progress()));
     reply.set_routes(runtime->routes().Describe());
+    reply.set_link_bytes_per_second(
+        PerSecond(runtime->routes().measured().per_byte()));
+    reply.set_slowest_link_bytes_per_second(
+        PerSecond(runtime->routes().cost().per_byte));
     if (runtime->gathered() != nullptr) {
       *reply.mutable_gather() = runtime->gathered()->Status();
     }

@@ -131,7 +131,7 @@ class FakeCollective final : public collective::Collective {
   void OnCommitted(int64_t optimizer_step) override {
     optimizer_steps.push_back(optimizer_step);
   }
-  double ResidualNorm() const override { return 0; }
+  double ResidualNorm() const override { return residual_norm; }
   int num_wider(layout::Path path) const override {
     return wider[static_cast<size_t>(path)];
   }
@@ -139,6 +139,7 @@ class FakeCollective final : public collective::Collective {
   collective::ByteCounts bytes;
   collective::ExchangeTimes exchange_times;
   absl::Status revise_status;
+  double residual_norm = 0;
   std::vector<int64_t> optimizer_steps;
   std::array<int, layout::kNumPaths> wider{};
   collective::PublishedState state;

@@ -251,6 +251,7 @@ class JobEngineImpl final : public JobEngine {
   }
 
   double exact_ratio() const override { return estimate_.ratio(); }
+  double residual_norm() const override { return residual_norm_; }
 
   std::string WaitingFor(absl::Time now) const override {
     if (!IsOpen() || committed_.has_value() || open_->has_voted) return "";
@@ -330,7 +331,8 @@ class JobEngineImpl final : public JobEngine {
     if (!is_repeat) {
       summary.fallbacks += collective_->num_wider(layout::Path::kWeights);
     }
-    metrics_.OnResidualNorm(collective_->ResidualNorm());
+    residual_norm_ = collective_->ResidualNorm();
+    metrics_.OnResidualNorm(residual_norm_);
     collective_->OnCommitted(commit.optimizer_step());
     if (counted_step_ < open_->step) {
       metrics_.OnCodecChanges(commit, *collective_);
@@ -637,6 +639,7 @@ class JobEngineImpl final : public JobEngine {
   uint64_t carried_heals_ = 0;
   collective::ExchangeTimes times_taken_;
   ExactEstimate estimate_;
+  double residual_norm_ = 0;
   WeightVersion published_version_;
   Counts counts_;
   StepSummary last_summary_;

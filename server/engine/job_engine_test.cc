@@ -765,6 +765,16 @@ TEST_F(JobEngineTest, SaysWhetherExactWouldBeFaster) {  // I24
   EXPECT_NEAR(engine_->exact_ratio(), 0.8, 1e-12);
 }
 
+TEST_F(JobEngineTest, TheResidualIsThatOfTheLastCommit) {  // I12, I21
+  Make(1);
+  Compute();
+  collective_.residual_norm = 0.25;
+  EXPECT_EQ(engine_->residual_norm(), 0);
+  CarryOut(1);
+  collective_.residual_norm = 0.5;
+  EXPECT_EQ(engine_->residual_norm(), 0.25);
+}
+
 TEST_F(JobEngineTest, ACommitSaysHowManyUpdatesAreApplied) {  // I12
   Make(1);
   Compute();

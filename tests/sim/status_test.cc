@@ -112,6 +112,25 @@ TEST(StatusTest, TellsOneJobInDetail) {
   EXPECT_EQ(job->workers(0).buckets_pushed(), 0);
 }
 
+TEST(StatusTest, TellsErrorsOfWhatIsQuantized) {  // I21
+  Scenario scenario = Make(
+      "exchange zeropp override:*=int4 gradients.error_feedback=true\n"
+      "at step 3 slow rank 0 back 1h\n");
+  scenario.nodes = 3;
+  Cluster cluster(scenario, 1, kernels::Reference());
+  cluster.Start();
+  cluster.clock().RunFor(absl::Seconds(10));
+  const absl::StatusOr<v1::GetJobReply> job = cluster.node(1).GetJob(kJobName);
+  ASSERT_TRUE(job.ok()) << job.status();
+  ASSERT_EQ(job->quality_size(), 2);
+  EXPECT_EQ(job->quality(0).path(), "gradients");
+  EXPECT_GT(job->quality(0).residual_norm(), 0);
+  EXPECT_EQ(job->quality(1).residual_norm(), 0);
+  EXPECT_GT(job->link_bytes_per_second(), 0);
+  EXPECT_GT(job->slowest_link_bytes_per_second(), 0);
+  EXPECT_LE(job->slowest_link_bytes_per_second(), job->link_bytes_per_second());
+}
+
 TEST(StatusTest, UnknownJobIsNotFound) {
   Cluster cluster(Make(""), 1, kernels::Reference());
   const auto job = cluster.node(0).GetJob("other");

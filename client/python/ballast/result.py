@@ -24,7 +24,9 @@ class StepResult:
     is quantized, and of a skipped step). The same on all ranks. fallbacks
     counts the tensors that crossed by a wider codec than the policy's, because
     their error was beyond max_relative_error, and the chunks of published
-    weights that this node healed.
+    weights that this node healed. It is the only error figure here: shares
+    of clipped elements, worst tensors and the norm of what error feedback
+    carries over are in `ballastctl job` and the metrics.
     """
 
     step: int
