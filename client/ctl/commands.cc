@@ -8,6 +8,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "client/ctl/doctor.h"
 #include "client/ctl/render.h"
 #include "proto/admin.grpc.pb.h"
 #include "proto/to_json.h"
@@ -158,18 +159,43 @@ Result CheckpointSave(Options options, const std::string& job,
   return result;
 }
 
+Result Doctor(const Options& options) {
+  v1::StatusReply status;
+  Result result = Call<v1::StatusRequest, v1::StatusReply>(
+      options, &Stub::Status, {}, &status);
+  std::vector<v1::GetJobReply> jobs;
+  for (const v1::JobSummary& job : status.jobs()) {
+    if (result.code != kOk) return result;
+    v1::GetJobRequest request;
+    request.set_name(job.name());
+    result = Call(options, &Stub::GetJob, request, &jobs.emplace_back());
+    if (result.code == kNotFound) {  // ended since
+      jobs.pop_back();
+      result = {};
+    }
+  }
+  if (result.code != kOk) return result;
+  const std::vector<Finding> findings = Examine(status, jobs);
+  result.out =
+      options.json ? ToJson(findings).dump(2) + "\n" : Render(findings);
+  if (!IsWell(findings)) result.code = kFailed;
+  return result;
+}
+
 const std::vector<LaterVerb>& LaterVerbs() {
   static const std::vector<LaterVerb> verbs = {
-      {"top", "the link between nodes"},  {"quota", "tenants and quotas"},
-      {"priority", "tenants and quotas"}, {"evict", "tenants and quotas"},
-      {"plan", "the link between nodes"}, {"doctor", "the link between nodes"},
+      {"top", "until it is, watch ballastctl jobs"},
+      {"plan", "ballastctl job NAME shows layout, policy and errors of one"},
+      {"quota", "it comes with tenants and quotas"},
+      {"priority", "it comes with tenants and quotas"},
+      {"evict", "it comes with tenants and quotas"},
   };
   return verbs;
 }
 
 Result Later(const LaterVerb& verb) {
   return {kRefused, "",
-          absl::StrCat("\"", verb.name, "\" comes with ", verb.with)};
+          absl::StrCat("\"", verb.name, "\" is not there yet: ", verb.instead)};
 }
 
 }  // namespace ballast::ctl

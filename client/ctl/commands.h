@@ -44,10 +44,13 @@ Result Version(const Options& options);
 Result CheckpointSave(Options options, const std::string& job,
                       const std::string& name);
 
-// Verbs whose part of the daemon is not there yet, and what brings it.
+// doctor.h, over the daemon and all its jobs: kFailed if something is wrong.
+Result Doctor(const Options& options);
+
+// Verbs that are not there yet, and what there is instead or brings them.
 struct LaterVerb {
   const char* name;
-  const char* with;
+  const char* instead;
 };
 const std::vector<LaterVerb>& LaterVerbs();
 Result Later(const LaterVerb& verb);

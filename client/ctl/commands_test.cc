@@ -16,6 +16,15 @@ TEST(CommandsTest, NobodyThereIsUnreachable) {
             std::string::npos);
 }
 
+TEST(CommandsTest, ADoctorWithoutADaemonSaysSo) {
+  Options options;
+  options.address = "unix:///nonexistent/admin.sock";
+  options.timeout = absl::Seconds(2);
+  const Result result = Doctor(options);
+  EXPECT_EQ(result.code, kUnreachable);
+  EXPECT_EQ(result.out, "");
+}
+
 TEST(CommandsTest, AnAddressOfNoKindIsUsage) {
   Options options;
   for (const char* address :
@@ -32,7 +41,7 @@ TEST(CommandsTest, LaterVerbsSayWhatBringsThem) {
   for (const LaterVerb& verb : LaterVerbs()) {
     const Result result = Later(verb);
     EXPECT_EQ(result.code, kRefused);
-    EXPECT_NE(result.err.find("comes with"), std::string::npos);
+    EXPECT_NE(result.err.find("is not there yet: "), std::string::npos);
   }
 }
 

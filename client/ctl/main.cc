@@ -47,6 +47,8 @@ int Main(int argc, char** argv) {
   });
   AddVerb(&app, "drain", "finish open work, tell the workers, exit", &run,
           [&] { return Drain(options); });
+  AddVerb(&app, "doctor", "what is wrong with daemon and jobs, and what to do",
+          &run, [&] { return Doctor(options); });
   AddVerb(&app, "version", "the daemon's version", &run,
           [&] { return Version(options); });
   std::string name;

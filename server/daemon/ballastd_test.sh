@@ -57,11 +57,14 @@ ctl jobs | grep -q '^JOB' || fail "jobs"
 ctl version | grep -q '^version' || fail "version"
 ctl job nobody 2>/dev/null; [ $? = 4 ] || fail "an unknown job is code 4"
 ctl top 2>/dev/null; [ $? = 5 ] || fail "a later verb is code 5"
-for verb in evict quota priority plan doctor top; do
+ctl doctor | grep -q '^warning  daemon keeper .*ends its jobs$' ||
+  fail "the doctor misses no keeper"
+ctl --json doctor | grep -q '"check": "keeper"' || fail "doctor as JSON"
+for verb in evict quota priority plan top; do
   for more in "gpt2" "gpt2 --force --to=5" "status --json"; do
     # shellcheck disable=SC2086
     text=$(ctl $verb $more 2>&1); [ $? = 5 ] || fail "$verb $more is code 5"
-    [[ $text == *"comes with"* ]] || fail "$verb $more: $text"
+    [[ $text == *"is not there yet: "* ]] || fail "$verb $more: $text"
   done
 done
 for address in foo "" tcp://x:1 unix:// host:0; do
