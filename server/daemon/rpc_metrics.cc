@@ -2,6 +2,8 @@
 
 #include <string>
 
+#include "server/session/limits.h"
+
 namespace ballast::daemon {
 namespace {
 
@@ -27,14 +29,20 @@ std::string_view AttachOutcome(absl::StatusCode code) {
 
 }  // namespace
 
-void RpcMetrics::OnRpcDone(std::string_view method, absl::StatusCode code) {
+void RpcMetrics::OnRpcDone(std::string_view method,
+                           const absl::Status& status) {
+  const absl::StatusCode code = status.code();
   const std::string text = absl::StatusCodeToString(code);
   metrics_->counter(Family::kRpcRequests, {method, text})->Increment();
   if (method != "Attach") return;
   metrics_->counter(Family::kClientAttaches, {AttachOutcome(code)})
       ->Increment();
   if (code == absl::StatusCode::kResourceExhausted) {
-    metrics_->counter(Family::kAdmissionRejections, {"limit"})->Increment();
+    const bool is_memory = session::IsForMemory(status);
+    metrics_
+        ->counter(Family::kAdmissionRejections,
+                  {is_memory ? "memory" : "limit"})
+        ->Increment();
   } else if (code == absl::StatusCode::kUnavailable) {
     metrics_->counter(Family::kAdmissionRejections, {"draining"})->Increment();
   }

@@ -16,7 +16,7 @@ class RpcMetrics final : public service::RpcObserver {
  public:
   explicit RpcMetrics(metrics::Metrics* metrics) : metrics_(metrics) {}
 
-  void OnRpcDone(std::string_view method, absl::StatusCode code) override;
+  void OnRpcDone(std::string_view method, const absl::Status& status) override;
 
  private:
   metrics::Metrics* const metrics_;

@@ -44,7 +44,6 @@ enum class Family {
   kExchangeResidualNorm,
   kExchangeExactRatio,
   kPeers,
-  kTransportFallbacks,
   kNonfiniteValues,
   kWeightChunksBad,
   kWeightChunksHealed,

@@ -88,12 +88,12 @@ TEST(MetricsPageTest, SilentConnectionsDoNotBlockThePage) {
   EXPECT_THAT(Fetch((*page)->port()), HasSubstr("200 OK"));
 }
 
-// I21: a fallback that never happened is a 0, not an absence.
+// I21: what never happened is a 0, not an absence.
 TEST(MetricsPageTest, BoundedSeriesAreThereFromTheStart) {
   Metrics metrics({});
   const std::string text = ToText(metrics);
-  EXPECT_THAT(text, HasSubstr("ballast_transport_fallbacks_total{from=\"ucx\","
-                              "to=\"inproc\",reason=\"failed\"} 0"));
+  EXPECT_THAT(text, HasSubstr("ballast_admission_rejections_total{reason="
+                              "\"memory\"} 0"));
   EXPECT_THAT(text, HasSubstr("ballast_rpc_requests_total{method=\"Attach\","
                               "code=\"OK\"} 0"));
 }

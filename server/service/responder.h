@@ -35,7 +35,7 @@ class Responder {
   void Finish(const absl::Status& status) {
     grpc::ServerUnaryReactor* const reactor = std::exchange(reactor_, nullptr);
     if (reactor == nullptr) return;
-    if (observer_ != nullptr) observer_->OnRpcDone(method_, status.code());
+    if (observer_ != nullptr) observer_->OnRpcDone(method_, status);
     reactor->Finish(ToGrpc(status));
   }
 

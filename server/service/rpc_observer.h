@@ -12,7 +12,8 @@ class RpcObserver {
  public:
   virtual ~RpcObserver() = default;
   // `method` is one of a few constants ("Attach").
-  virtual void OnRpcDone(std::string_view method, absl::StatusCode code) = 0;
+  virtual void OnRpcDone(std::string_view method,
+                         const absl::Status& status) = 0;
 };
 
 }  // namespace ballast::service

@@ -127,7 +127,7 @@ class NullLink final : public session::WorkerLink {
 };
 
 struct CountingObserver : RpcObserver {
-  void OnRpcDone(std::string_view, absl::StatusCode) override { ++count; }
+  void OnRpcDone(std::string_view, const absl::Status&) override { ++count; }
   std::atomic<int> count{0};
 };
 

@@ -59,17 +59,17 @@ absl::Status CheckAgrees(const LocalJob& local, const AttachRequest& request) {
 absl::Status CheckRoom(const Limits& limits, uint64_t used, uint64_t size_bytes,
                        const std::string& name) {
   if (limits.max_job_bytes != 0 && size_bytes > limits.max_job_bytes) {
-    return absl::ResourceExhaustedError(
+    return ForMemory(absl::ResourceExhaustedError(
         absl::StrCat("job ", base::Quoted(name), " needs at least ", size_bytes,
                      " bytes on this node, above limits.max_job_bytes = ",
-                     limits.max_job_bytes));
+                     limits.max_job_bytes)));
   }
   const uint64_t all = limits.max_total_bytes;
   if (all != 0 && size_bytes > all - std::min(used, all)) {
-    return absl::ResourceExhaustedError(
+    return ForMemory(absl::ResourceExhaustedError(
         absl::StrCat("job ", base::Quoted(name), " needs at least ", size_bytes,
                      " bytes on this node; ", used,
-                     " are in use of limits.max_total_bytes = ", all));
+                     " are in use of limits.max_total_bytes = ", all)));
   }
   return absl::OkStatus();
 }

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/dtype.h"
 #include "kernels/optimizer_name.h"
@@ -85,6 +86,8 @@ std::string Differs(std::string_view field, const std::string& here,
   return absl::StrCat(std::string(field), " is ", there, " here, ", here,
                       " on the ranks that are attached");
 }
+
+constexpr char kForMemory[] = "ballast/for-memory";
 
 }  // namespace
 
@@ -225,6 +228,15 @@ uint64_t LeastBytes(const JobSpec& spec, int local_world_size) {
     bytes += size * (tensor.trainable ? copies + local_world_size : copies);
   }
   return bytes < 1e18 ? static_cast<uint64_t>(bytes) : uint64_t{1} << 60;
+}
+
+absl::Status ForMemory(absl::Status status) {
+  status.SetPayload(kForMemory, absl::Cord());
+  return status;
+}
+
+bool IsForMemory(const absl::Status& status) {
+  return status.GetPayload(kForMemory).has_value();
 }
 
 uint64_t ResidentBytes(const layout::ExchangePolicy& policy,

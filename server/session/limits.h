@@ -38,6 +38,11 @@ uint64_t LeastBytes(const JobSpec& spec, int local_world_size);
 uint64_t ResidentBytes(const layout::ExchangePolicy& policy,
                        const layout::Layout& layout);
 
+// Marks a ResourceExhausted as one for want of memory, not of a count that
+// the limits bound: for those who count refusals.
+absl::Status ForMemory(absl::Status status);
+bool IsForMemory(const absl::Status& status);
+
 struct MemoryNeed {
   uint64_t gradients = 0;  // W segments
   uint64_t weights = 0;    // published, or what may be gathered of them

@@ -308,7 +308,9 @@ absl::Status Sessions::StartJob(const AttachRequest& request,
   }
   if (!observer.ok()) {
     host_->ReleaseMemory(request.job.name);
-    return observer.status();
+    return absl::IsResourceExhausted(observer.status())
+               ? ForMemory(observer.status())
+               : observer.status();
   }
   job->local = *std::move(local);
   job->local->set_observer(*observer);

@@ -432,8 +432,9 @@ TEST_F(LastStepTest, ANewRunDoesNotWaitForTheHold) {
 TEST_F(SessionsTest, AHostThatCannotRefusesTheAttach) {
   Connect("a");
   host_.refusal = absl::ResourceExhaustedError("no memory");
-  EXPECT_THAT(Attach("a", SmallRequest("job", 0, 1)),
-              StatusIs(absl::StatusCode::kResourceExhausted));
+  const absl::Status refused = Attach("a", SmallRequest("job", 0, 1));
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_TRUE(IsForMemory(refused));
   EXPECT_THAT(sessions_.jobs(), IsEmpty());
   EXPECT_EQ(device_.shared_bytes_in_use(), 0);
 }
@@ -520,8 +521,10 @@ TEST_F(BoundedSessionsTest, RefusesBeforeItAllocates) {  // I26
   Connect("a");
   AttachRequest big = SmallRequest("big", 0, 1);
   big.job.tensors[0].shape = {int64_t{1} << 38};
-  EXPECT_THAT(Attach("a", big), StatusIs(absl::StatusCode::kResourceExhausted,
-                                         "limits.max_job_bytes"));
+  const auto refused = Attach("a", big);
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted,
+                                "limits.max_job_bytes"));
+  EXPECT_TRUE(IsForMemory(refused));
   EXPECT_EQ(device_.shared_bytes_in_use(), 0);
 }
 
@@ -545,8 +548,10 @@ TEST_F(BoundedSessionsTest, CountsJobs) {
   Run("a", 1);
   Run("b", 1);
   Connect("c");
-  EXPECT_THAT(Attach("c", SmallRequest("c", 0, 1)),
+  const auto refused = Attach("c", SmallRequest("c", 0, 1));
+  EXPECT_THAT(refused,
               StatusIs(absl::StatusCode::kResourceExhausted, "max_jobs"));
+  EXPECT_FALSE(IsForMemory(refused));
 }
 
 TEST_F(BoundedSessionsTest, TheSumIsBoundedToo) {
