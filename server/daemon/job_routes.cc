@@ -28,17 +28,26 @@ transport::LinkCost FromProto(const v1::LinkCost& proto) {
           proto.per_copied_byte()};
 }
 
+// Others than the forced one stand in where that one does not do (cost_model).
 std::string CountsText(const transport::RoutedTransport::Counts& counts,
-                       int64_t num_halved) {
+                       int64_t num_halved,
+                       const std::optional<Algorithm>& forced) {
   std::vector<std::string> texts;
+  bool has_others = false;
   for (int i = 0; i < transport::kNumAlgorithms; ++i) {
     const auto algorithm = static_cast<Algorithm>(i);
     const int64_t count =
         algorithm == Algorithm::kHalving ? num_halved : counts[i];
-    if (count > 0)
-      texts.push_back(absl::StrCat(count, " ", std::string(Name(algorithm))));
+    if (count == 0) continue;
+    texts.push_back(absl::StrCat(count, " ", std::string(Name(algorithm))));
+    has_others = has_others || algorithm != forced;
   }
-  return texts.empty() ? "none" : absl::StrJoin(texts, ", ");
+  if (texts.empty()) return "none";
+  return absl::StrCat(
+      absl::StrJoin(texts, ", "),
+      forced.has_value() && has_others
+          ? absl::StrCat(" where ", std::string(Name(*forced)), " does not do")
+          : "");
 }
 
 }  // namespace
@@ -99,9 +108,11 @@ std::string JobRoutes::Describe() const {
     text = absl::StrCat(ToText(cost_), "; ");
   }
   return absl::StrCat(
-      text, "gather: ", CountsText(routed_->counts(Pattern::kGather), 0),
+      text, "gather: ",
+      CountsText(routed_->counts(Pattern::kGather), 0, algorithms_.gather),
       "; reduce: ",
-      CountsText(routed_->counts(Pattern::kDeliver), num_halved_));
+      CountsText(routed_->counts(Pattern::kDeliver), num_halved_,
+                 algorithms_.reduce));
 }
 
 }  // namespace ballast::daemon

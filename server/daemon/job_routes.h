@@ -62,7 +62,8 @@ class JobRoutes {
   bool Halves(uint64_t part_bytes);
 
   // "latency 31 us, 9 us a message, 118 MB/s; gather: 12 direct; reduce: 8
-  // direct, 4 bruck": of the exchanges prepared; empty before Open.
+  // direct, 4 bruck": of the exchanges prepared; "4 bruck where doubling does
+  // not do" if another was asked for. Empty before Open.
   std::string Describe() const;
 
  private:

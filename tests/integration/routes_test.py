@@ -49,6 +49,7 @@ class RoutesTest(nodes.NodesCase):
     def check(self, count, exchange, ways):
         expected, routes = self.run_job(count, exchange, "direct", "direct")
         self.assertIn("direct", routes)
+        self.assertNotIn("where", routes)
         for gather, reduce in ways:
             with self.subTest(gather=gather, reduce=reduce):
                 weights, routes = self.run_job(count, exchange, gather, reduce)
@@ -62,6 +63,12 @@ class RoutesTest(nodes.NodesCase):
 
     def test_codes_on_three_nodes(self):
         self.check(3, "zeropp", [("bruck", "bruck"), ("auto", "auto")])
+
+    def test_what_stands_in_for_another_is_told(self):
+        _, routes = self.run_job(3, "zeropp", "doubling", "halving")
+        self.assertRegex(
+            routes, r"gather: \d+ bruck where doubling does not do; "
+            r"reduce: \d+ direct where halving does not do$")
 
     def test_what_the_links_cost_is_measured(self):
         _, routes = self.run_job(3, "exact", "auto", "auto")
