@@ -41,6 +41,20 @@ double PerSecond(double seconds_per_byte) {
   return seconds_per_byte > 0 ? 1 / seconds_per_byte : 0;
 }
 
+void FillMemory(const session::MemoryNeed& need, v1::MemoryParts* parts) {
+  parts->set_gradients(need.gradients);
+  parts->set_weights(need.weights);
+  parts->set_owned(need.owned);
+  parts->set_initial(need.initial);
+  parts->set_control_blocks(need.control_blocks);
+  parts->set_state(need.state);
+  parts->set_undo(need.undo);
+  parts->set_residuals(need.residuals);
+  parts->set_snapshot(need.snapshot);
+  parts->set_replicas(need.replicas);
+  parts->set_windows(need.windows);
+}
+
 void FillSteps(const engine::JobEngine& engine, v1::GetJobReply* reply) {
   const engine::Counts counts = engine.counts();
   reply->set_steps_committed(counts.committed);
@@ -623,6 +637,7 @@ absl::StatusOr<v1::GetJobReply> Node::GetJob(const std::string& name) const {
   reply.set_num_elements(layout.total_elements());
   reply.set_num_buckets(static_cast<int32_t>(layout.buckets().size()));
   reply.set_last_failure(job->last_failure());
+  FillMemory(sessions_->NeedOf(name), reply.mutable_memory());
   if (const JobRuntime* const runtime = Find(name); runtime != nullptr) {
     FillSteps(runtime->engine(), &reply);
     FillQuality(layout, *runtime, &reply);

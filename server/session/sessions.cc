@@ -706,10 +706,15 @@ uint64_t Sessions::bytes() const {
 }
 
 uint64_t Sessions::BytesOf(std::string_view job) const {
+  return NeedOf(job).total();
+}
+
+MemoryNeed Sessions::NeedOf(std::string_view job) const {
   const auto it = jobs_.find(std::string(job));
-  if (it == jobs_.end()) return 0;
-  const MemoryNeed& need = it->second->need;
-  return need.total() - (it->second->local->has_begun() ? need.initial : 0);
+  if (it == jobs_.end()) return {};
+  MemoryNeed need = it->second->need;
+  if (it->second->local->has_begun()) need.initial = 0;
+  return need;
 }
 
 }  // namespace ballast::session

@@ -176,7 +176,8 @@ class Sessions {
   uint64_t attaches() const { return attaches_; }
   // By the formula, of all jobs, and what is held of those that have ended.
   uint64_t bytes() const;
-  uint64_t BytesOf(std::string_view job) const;  // 0: there is none
+  uint64_t BytesOf(std::string_view job) const;   // 0: there is none
+  MemoryNeed NeedOf(std::string_view job) const;  // its parts
 
  private:
   struct EndWaiter;

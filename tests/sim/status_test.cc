@@ -110,6 +110,14 @@ TEST(StatusTest, TellsOneJobInDetail) {
   EXPECT_EQ(job->workers(1).state(), "ready");
   EXPECT_EQ(job->workers(1).buckets_pushed(), 4);
   EXPECT_EQ(job->workers(0).buckets_pushed(), 0);
+  const v1::MemoryParts& memory = job->memory();
+  EXPECT_EQ(memory.residuals() + memory.snapshot() + memory.windows() +
+                memory.replicas() + memory.owned() + memory.initial(),
+            0);
+  EXPECT_GT(memory.undo(), 0);
+  EXPECT_EQ(memory.gradients() + memory.weights() + memory.control_blocks() +
+                memory.state() + memory.undo(),
+            job->summary().admitted_bytes());
 }
 
 TEST(StatusTest, TellsErrorsOfWhatIsQuantized) {  // I21
