@@ -114,8 +114,26 @@ def faults(rows: List[Row]) -> List[str]:
     """Rows whose link carried less than the payload: they went elsewhere."""
     return ["%s: the interface sent %d bytes a step, the payload has %d" %
             (row["name"], row["tx_bytes"], row["payload_bytes"])
-            for row in rows if row["tx_bytes"] and
+            for row in rows if "tx_bytes" in row and
             row["tx_bytes"] < row.get("payload_bytes", 0)]
+
+
+def unchecked(rows: List[Row]) -> List[str]:
+    """Rows of which faults() can say nothing."""
+    return [row["name"] for row in rows
+            if "tx_bytes" not in row and row.get("payload_bytes", 0)]
+
+
+def judge(rows: List[Row]) -> int:
+    """The exit code; says what faults() finds and cannot look at."""
+    wrong = faults(rows)
+    for line in wrong:
+        print("FAILED " + line)
+    names = sorted(set(unchecked(rows)))
+    if names:
+        print("not checked, for lack of links that count (--rate), is whether "
+              "all payload crossed them: %s" % ", ".join(names))
+    return 1 if wrong else 0
 
 
 def shown(row: Row, key: str, how: str) -> str:

@@ -1,6 +1,8 @@
 #!/usr/bin/python3 -B
-"""What tools/bench step says of its rows, and its model's size."""
+"""What benchmarks on a lab say of their rows, and the model's size."""
 
+import contextlib
+import io
 import os
 import sys
 import unittest
@@ -9,6 +11,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, _HERE)
 
 import gpt2  # noqa: E402
+import memory  # noqa: E402
 import on_lab  # noqa: E402
 import step  # noqa: E402
 
@@ -20,7 +23,7 @@ except ImportError:
 
 
 def row(name, seconds, **others):
-    return {"name": name, "seconds": seconds, "tx_bytes": 0,
+    return {"name": name, "seconds": seconds,
             "processor_seconds": 1.0, **others}
 
 
@@ -52,9 +55,45 @@ class RowsTest(unittest.TestCase):
     def test_a_link_that_carried_less_than_the_payload_is_a_fault(self):
         self.assertEqual(on_lab.faults([
             {"name": "a", "tx_bytes": 10, "payload_bytes": 10},
-            {"name": "b", "tx_bytes": 0, "payload_bytes": 10}]), [])
-        self.assertEqual(len(on_lab.faults([
-            {"name": "a", "tx_bytes": 9, "payload_bytes": 10}])), 1)
+            {"name": "tcp", "tx_bytes": 0}]), [])
+        for sent in (0, 9):
+            self.assertEqual(len(on_lab.faults([
+                {"name": "a", "tx_bytes": sent, "payload_bytes": 10}])), 1)
+
+    def test_what_cannot_be_checked_is_told(self):
+        rows = [{"name": "a", "payload_bytes": 10}, {"name": "barrier"},
+                {"name": "b", "tx_bytes": 10, "payload_bytes": 10}]
+        self.assertEqual(on_lab.unchecked(rows), ["a"])
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            self.assertEqual(on_lab.judge(rows), 0)
+            self.assertEqual(on_lab.judge(
+                [{"name": "c", "tx_bytes": 0, "payload_bytes": 1}]), 1)
+        self.assertRegex(out.getvalue(), "not checked.*: a\nFAILED c: ")
+
+
+class MemoryTest(unittest.TestCase):
+
+    def rows(self, size):
+        parts = dict.fromkeys(("residuals", "snapshot", "replicas"), 0)
+        rows = [{"name": "memory/exact", "bytes": size, "admitted_bytes": 1390,
+                 "parts": {**parts, "windows": 70, "undo": 7,
+                           "control_blocks": 3, "gradients": 999}}]
+        memory.add_ratios(rows, elements=100, nodes=4, workers=1)
+        return rows
+
+    def test_the_formula_is_whole(self):
+        row = self.rows(1390)[0]
+        # 100 elements: 4 gradient, 4 weight, a quarter of 16.
+        self.assertEqual(row["formula_bytes"], 1200 + 80)
+        self.assertEqual(row["ratio_to_bound"], 1.0)
+
+    def test_either_ratio_may_miss(self):
+        self.assertEqual(len(memory.misses(self.rows(1390))), 1)
+        self.assertEqual(len(memory.misses(self.rows(1280))), 1)
+        row = self.rows(1280)[0]
+        row["ratio_to_bound"] = 0.985
+        self.assertEqual(memory.misses([row]), [])
 
 
 @unittest.skipIf(torch is None, "no torch")

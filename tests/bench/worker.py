@@ -41,9 +41,7 @@ _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def tx_bytes() -> int:
-    """What this node's interface has sent; 0 without a lab's links."""
-    if not _INTERFACE:
-        return 0
+    """What this node's interface has sent; of a lab's links."""
     with open("/sys/class/net/%s/statistics/tx_bytes" % _INTERFACE,
               encoding="utf-8") as stream:
         return int(stream.read())
@@ -108,21 +106,23 @@ def reduced(value: float, operation: Any) -> float:
 
 def measure(name: str, once: Callable[[], None],
             repeats: int) -> Dict[str, Any]:
-    """A row: per repetition seconds, the bytes of the busiest node's
-    interface, processor seconds of all."""
+    """A row: per repetition seconds, processor seconds of all and, with a
+    lab's links, tx_bytes of the busiest node's interface."""
     once()  # connections, pages, caches
     distributed.barrier()
-    sent, busy, start = tx_bytes(), processor_seconds(), time.monotonic()
+    sent = tx_bytes() if _INTERFACE else 0
+    busy, start = processor_seconds(), time.monotonic()
     for _ in range(repeats):
         once()
     seconds = time.monotonic() - start
-    sent = tx_bytes() - sent
     busy = processor_seconds() - busy
-    return {"name": name,
-            "seconds": reduced(seconds, distributed.ReduceOp.MAX) / repeats,
-            "tx_bytes": int(reduced(sent, distributed.ReduceOp.MAX)) //
-                        repeats,
-            "processor_seconds": busy / repeats}
+    row = {"name": name,
+           "seconds": reduced(seconds, distributed.ReduceOp.MAX) / repeats,
+           "processor_seconds": busy / repeats}
+    if _INTERFACE:
+        row["tx_bytes"] = int(reduced(
+            tx_bytes() - sent, distributed.ReduceOp.MAX)) // repeats
+    return row
 
 
 class Streams:
@@ -298,8 +298,10 @@ def memory(name: str, options: argparse.Namespace) -> Dict[str, Any]:
                      for node in range(nodes())]
             most = grown.index(max(grown))
             row["bytes"] = grown[most]
-            row["admitted_bytes"] = int(_ask_daemon(
-                most, "job", job_of(name))["summary"]["admitted_bytes"])
+            job = _ask_daemon(most, "job", job_of(name))
+            row["admitted_bytes"] = int(job["summary"]["admitted_bytes"])
+            row["parts"] = {part: int(size)
+                            for part, size in job["memory"].items()}
     return row
 
 
