@@ -1,5 +1,5 @@
-// Batches: that they change no bit and no byte of payload, what their headers
-// cost, and that encoding, wire and decoding overlap.
+// Batches: that they change no bit and no byte of payload, and that encoding,
+// wire and decoding overlap.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -18,7 +18,6 @@
 #include "server/base/compute_pool.h"
 #include "server/base/executor.h"
 #include "server/collective/collective_rig.h"
-#include "server/collective/parts.h"
 #include "server/layout/exchange_plan.h"
 #include "server/transport/transport.h"
 
@@ -134,60 +133,6 @@ TEST(CollectiveBatchTest, ABatchTakenForAnotherIsFound) {  // I7, I19
     };
     EXPECT_NE(RunSteps(options).means, right.means) << policy;
   }
-}
-
-// Counts the messages of transport/ucx: of a part that is sent an offer and a
-// chunk per 256 KiB, of one that is received a credit and the word that it is
-// there; each has a header.
-class HeaderCounter final : public Wrapped {
- public:
-  static constexpr int64_t kHeaderBytes = 112;
-  static constexpr int64_t kChunkBytes = 256 << 10;
-
-  HeaderCounter(transport::Transport* inner, int64_t* bytes)
-      : Wrapped(inner), bytes_(bytes) {}
-
- private:
-  void Change(transport::ExchangeSpec* spec) override {
-    for (const transport::SendPart& part : spec->sends) {
-      const auto size = static_cast<int64_t>(part.bytes.size());
-      *bytes_ += kHeaderBytes * (1 + (size + kChunkBytes - 1) / kChunkBytes);
-    }
-    *bytes_ += 2 * kHeaderBytes * static_cast<int64_t>(spec->receives.size());
-  }
-
-  int64_t* const bytes_;
-};
-
-TEST(CollectiveBatchTest, HeadersAreASmallPart) {  // I21
-  int num_exchanges = 0;
-  for (const std::string policy :
-       {"exact", "zeropp", "weights.codec=int4 gradients.codec=int4"}) {
-    for (const int nodes : {2, 4}) {
-      int64_t headers = 0;
-      // A bucket of the default size.
-      const layout::Options sizes;
-      Rig rig({.nodes = nodes,
-               .bucket_bytes = sizes.bucket_bytes,
-               .chunk_bytes = sizes.chunk_bytes,
-               .batch_bytes = Parts().batch_bytes,
-               .tensors = {{"w", {1 << 20}}},
-               .gradient = ConstantGradient(1),
-               .exchange = policy,
-               .wrap_transport = [&](NodeRank, transport::Transport* inner) {
-                 return std::make_unique<HeaderCounter>(inner, &headers);
-               }});
-      rig.CreateAll(Generation(1));
-      ASSERT_EQ(rig.layout().buckets().size(), 1u);
-      int64_t payload = 0;
-      for (int node = 0; node < nodes; ++node) {
-        payload += rig.plan().PerStep(rig.layout(), NodeRank(node)).total();
-      }
-      EXPECT_LE(headers, payload / 200) << policy << ", " << nodes << " nodes";
-      num_exchanges += headers / HeaderCounter::kHeaderBytes;
-    }
-  }
-  EXPECT_GT(num_exchanges, 0);
 }
 
 constexpr absl::Duration kTaskTime = absl::Milliseconds(1);
