@@ -28,8 +28,8 @@
 namespace ballast::collective {
 namespace {
 
-constexpr Shape kShapes[] = {{1, 1}, {1, 4}, {4, 1}, {2, 2}, {2, 3},
-                             {3, 2}, {6, 1}, {1, 6}, {2, 4}, {5, 3}};
+constexpr Shape kShapes[] = {{1, 1}, {1, 4}, {4, 1}, {2, 2}, {2, 3}, {3, 2},
+                             {6, 1}, {1, 6}, {2, 4}, {5, 3}, {3, 8}};
 
 // Presets, and everything quantized, tensors of one element too.
 const char* const kPolicies[] = {

@@ -22,8 +22,8 @@ struct Shape {
   int workers;
 };
 
-constexpr Shape kShapes[] = {{1, 1}, {1, 4}, {4, 1}, {2, 2}, {2, 3},
-                             {3, 2}, {6, 1}, {1, 6}, {2, 4}, {5, 3}};
+constexpr Shape kShapes[] = {{1, 1}, {1, 4}, {4, 1}, {2, 2}, {2, 3}, {3, 2},
+                             {6, 1}, {1, 6}, {2, 4}, {5, 3}, {3, 8}};
 
 // What the job must give, without nodes, buckets or cells: the canonical tree
 // over all ranks, divided once.

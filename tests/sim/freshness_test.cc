@@ -29,7 +29,8 @@ struct Shape {
   int workers;
 };
 
-constexpr Shape kShapes[] = {{1, 1}, {1, 4}, {2, 3}, {3, 2}, {2, 4}, {5, 3}};
+constexpr Shape kShapes[] = {{1, 1}, {1, 4}, {2, 3}, {3, 2},
+                             {2, 4}, {5, 3}, {3, 8}};
 
 Scenario MakeScenario(const Shape& shape, const std::string& exchange,
                       bool overlap) {
