@@ -13,6 +13,9 @@ A row is a mean over K steps after one that is not counted:
   seconds           of the slowest rank
   MB                that the busiest node's interface sent (tx_bytes), else
                     those the daemon counted
+  over payload      wire_to_payload: bytes of messages that the daemon counted,
+                    headers and alignment included, per byte of the policy's
+                    formula, in percent above it
   of TCP            link_efficiency: bytes per second of the raw stream
   against Gloo      ratio_to_peer: Gloo fp32's seconds divided by these
   processor         seconds of all processes divided by the cores: the floor
@@ -37,6 +40,9 @@ def add_ratios(rows: List[on_lab.Row], cores: int) -> None:
         row["processor_floor"] = row.pop("processor_seconds") / cores
         row["sent"] = row.get("tx_bytes") or row.get(
             "wire_bytes", row.get("bytes", 0))
+        if row.get("payload_bytes"):
+            row["wire_to_payload"] = row["wire_bytes"] / row["payload_bytes"]
+            row["percent_over"] = 100 * (row["wire_to_payload"] - 1)
         if tcp and row["sent"]:
             rate = tcp["bytes"] / tcp["seconds"]
             row["wire_seconds"] = row["sent"] / rate
@@ -46,15 +52,17 @@ def add_ratios(rows: List[on_lab.Row], cores: int) -> None:
 
 
 def table(rows: List[on_lab.Row]) -> str:
-    lines = ["%-18s %9s %9s %8s %14s %11s" % (
-        "", "seconds", "MB", "of TCP", "against Gloo", "processor")]
+    lines = ["%-18s %9s %9s %12s %8s %14s %11s" % (
+        "", "seconds", "MB", "over payload", "of TCP", "against Gloo",
+        "processor")]
     for row in rows:
         busy = "%.2f s" % row["processor_floor"]
         if row["processor_floor"] > _BUSY * row.get("wire_seconds",
                                                     float("inf")):
             busy += " (!)"
-        lines.append("%-18s %9.3f %9.1f %8s %14s %11s" % (
+        lines.append("%-18s %9.3f %9.1f %12s %8s %14s %11s" % (
             row["name"], row["seconds"], row["sent"] / 1e6,
+            on_lab.shown(row, "percent_over", "%.2f %%"),
             on_lab.shown(row, "link_efficiency", "%.2f"),
             on_lab.shown(row, "ratio_to_peer", "%.2fx"), busy))
     return "\n".join(lines)

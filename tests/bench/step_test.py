@@ -10,6 +10,7 @@ import unittest
 _HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, _HERE)
 
+import exchange  # noqa: E402
 import gpt2  # noqa: E402
 import memory  # noqa: E402
 import on_lab  # noqa: E402
@@ -51,6 +52,19 @@ class RowsTest(unittest.TestCase):
     def test_too_much_compute_is_told(self):
         self.assertIn("compute takes 1.50 s",
                       step.remarks(self.rows(compute=1.5))[0])
+
+    def test_an_exchange_tells_what_headers_cost(self):
+        rows = [row("exchange/exact", 2.0, wire_bytes=1004,
+                    payload_bytes=1000),
+                row("exchange/delta2", 2.0, wire_bytes=507, payload_bytes=500),
+                row("gloo_fp32", 4.0, bytes=10)]
+        exchange.add_ratios(rows, cores=2)
+        self.assertEqual([r.get("wire_to_payload") for r in rows],
+                         [1.004, 1.014, None])
+        lines = exchange.table(rows).splitlines()
+        self.assertIn(" 0.40 % ", lines[1])
+        self.assertIn(" 1.40 % ", lines[2])
+        self.assertNotIn("%", lines[3])
 
     def test_a_link_that_carried_less_than_the_payload_is_a_fault(self):
         self.assertEqual(on_lab.faults([
