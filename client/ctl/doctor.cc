@@ -119,16 +119,17 @@ void ExamineLinks(const v1::GetJobReply& job, Examination* out) {
   const double slowest = job.slowest_link_bytes_per_second();
   const double own = job.link_bytes_per_second();
   if (slowest <= 0 || own <= 0) return;
-  const std::string speeds =
-      absl::StrFormat("%.3g MB/s from here, %.3g MB/s from the slowest node",
-                      own / 1e6, slowest / 1e6);
+  const std::string speeds = absl::StrFormat(
+      "%.3g MB/s from here, %.3g from the slowest node, measured once, "
+      "when the links were made",
+      own / 1e6, slowest / 1e6);
   if (own < kSlowerLink * slowest) {
     return out->Add("link speed", State::kOk, speeds);
   }
   out->Add("link speed", State::kWarning,
-           absl::StrCat(speeds, ", for which all wait"),
+           absl::StrCat(speeds, "; all wait for the slowest"),
            "ask the other daemons the same: the slow one's own two rates are "
-           "equal");
+           "equal (its processor may have been busy then)");
 }
 
 // I24: a compressed path that is slower than the exact one says so.

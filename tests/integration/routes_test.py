@@ -37,6 +37,7 @@ class RoutesTest(nodes.NodesCase):
                                                           self.SHAPES)
                     s.step()
                 routes = daemons[rank].control("job", "job")["routes"]
+                self.check_doctor(daemons[rank], count)
                 return ({name: np.array(value).tobytes()
                          for name, value in s.params.items()}, routes)
 
@@ -45,6 +46,23 @@ class RoutesTest(nodes.NodesCase):
         for weights, _ in results:  # I25
             self.assertEqual(weights, results[0][0])
         return results[0]
+
+    def check_doctor(self, daemon, count):
+        """What `ballastctl doctor` says of a job that runs well."""
+        found = {(finding["subject"], finding["check"]): finding
+                 for finding in daemon.control("doctor")}
+        self.assertEqual(found["daemon", "keeper"]["state"], "warning")
+        self.assertEqual(found["job job", "copies"]["state"], "warning")
+        links = found["job job", "links"]
+        self.assertEqual((links["state"], links["text"]),
+                         ("ok", "%d nodes" % count))
+        # 0: too fast beside what else the processor did then.
+        rate = daemon.control("job", "job")["link_bytes_per_second"]
+        self.assertEqual(("job job", "link speed") in found, rate > 0)
+        if rate > 0:
+            self.assertRegex(
+                found["job job", "link speed"]["text"],
+                r"^[\d.e+]+ MB/s from here, [\d.e+]+ from the slowest node")
 
     def check(self, count, exchange, ways):
         expected, routes = self.run_job(count, exchange, "direct", "direct")
