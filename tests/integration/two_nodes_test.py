@@ -4,6 +4,7 @@ dies, stops, contradicts the others or never comes."""
 
 import hashlib
 import os
+import re
 import signal
 import sys
 import threading
@@ -18,6 +19,7 @@ if not lab.missing():
     import ballast
     from ballast import launch
     import job
+    import reference
 
 _ADAMW = {"name": "adamw", "lr": 0.01, "betas": (0.9, 0.95), "eps": 1e-8,
           "weight_decay": 0.1}
@@ -40,8 +42,8 @@ class ExactTest(nodes.NodesCase):
 
     STEPS = 4
 
-    def run_job(self, count, workers, steps=STEPS, **options):
-        daemons = self.start_nodes(count)
+    def run_job(self, count, workers, steps=STEPS, settings=(), **options):
+        daemons = self.start_nodes(count, *settings)
 
         def worker(rank):
             with self.session(daemons, rank, workers, job.initial(),
@@ -73,6 +75,76 @@ class ExactTest(nodes.NodesCase):
     def test_three_by_one_in_small_buckets(self):  # I4, I9
         self.assertEqual(self.run_job(3, 1, bucket_bytes=8192),
                          self.reference(3))
+
+    def test_zeropp_is_the_reference(self):  # T0, I25
+        for count, workers in ((2, 3), (3, 2)):
+            with self.subTest(nodes=count, workers=workers):
+                expected = self.zeropp(count, workers)
+                self.assertEqual(
+                    self.run_job(count, workers, exchange="zeropp"), expected)
+        # The control: the other way round it is another job.
+        self.assertNotEqual(self.zeropp(2, 3), expected)
+
+    def zeropp(self, count, workers):
+        """As `reference`, from FORMAT.md 7: node sums by the tree, encoded,
+        added in node order; weights encoded from the masters."""
+        run = job.Reference(count * workers, _ADAMW, 0.5).run
+        gradients = reference.pack_spec(4, 128)
+        weights = reference.pack_spec(8, 256)
+        is_coded = {name: np.prod(shape) > 16 << 10
+                    for name, (shape, _) in job.SHAPES.items()}
+        self.assertEqual(sum(is_coded.values()), 1)
+
+        def crossed(spec, values):
+            return reference.decode(spec, values.size,
+                                    reference.encode(spec, values))
+
+        def tree(values):
+            if len(values) == 1:
+                return values[0]
+            left = 1 << (len(values) - 1).bit_length() - 1
+            return tree(values[:left]) + tree(values[left:])
+
+        def mean(name, step):
+            total = None
+            for node in range(count):
+                part = tree([self.widened(job.gradient(name, step, rank), name)
+                             for rank in range(node * workers,
+                                               (node + 1) * workers)])
+                if is_coded[name]:
+                    part = crossed(gradients, part)
+                total = part if total is None else total + part
+            return total / np.float32(count * workers)
+
+        norms = []
+        for step in range(1, self.STEPS + 1):
+            run.groups[0]["lr"] = job.learning_rate(step)
+            norms.append(run.step_means(
+                {name: mean(name, step) for name in job.SHAPES})["grad_norm"])
+        shown = {
+            name: reference.cast(crossed(weights, run.master[name].ravel()),
+                                 dtype).reshape(shape)
+            if is_coded[name] else run.weight(name)
+            for name, (shape, dtype) in job.SHAPES.items()}
+        return digest(shown), norms
+
+    def widened(self, bits, name):
+        dtype = job.SHAPES[name][1]
+        return reference.widen(
+            (bits, dtype) if dtype == "bfloat16" else bits).ravel()
+
+    def test_threads_change_no_bit(self):  # I22, I25
+        for exchange in ("exact", "delta4"):
+            with self.subTest(exchange=exchange):
+                one, three = (
+                    self.run_job(2, 2, settings=["compute.threads=%d" % n],
+                                 bucket_bytes=65536, exchange=exchange)
+                    for n in (1, 3))
+                self.assertEqual(one, three)
+                if exchange == "exact":
+                    self.assertEqual(one, self.reference(4))
+                else:  # the control: coded bits are others
+                    self.assertNotEqual(one, self.reference(4))
 
     def test_two_jobs_have_links_of_their_own(self):
         daemons = self.start_nodes(2)
@@ -156,6 +228,10 @@ class ExactTest(nodes.NodesCase):
                 self.assertIn("has not pushed", stats["summary"]["waiting_for"])
                 self.assertEqual([n["state"] for n in stats["nodes"]],
                                  ["self", "ready"])
+                # Gauges are set now and then, not by steps.
+                lab.poll(lambda: re.search(
+                    r'ballast_peers\{[^}]*state="ready"\} 1',
+                    daemons[0].metrics()), "the link is counted")
                 text = daemons[0].metrics()
                 self.assertRegex(
                     text, r'ballast_exchange_wire_bytes_total\{[^}]*'
@@ -163,8 +239,6 @@ class ExactTest(nodes.NodesCase):
                 self.assertRegex(
                     text, r'ballast_exchange_broadcast_bytes_total\{[^}]*'
                     r'direction="sent"\} 4[0-9]{5}')
-                self.assertRegex(
-                    text, r'ballast_peers\{[^}]*state="ready"\} 1')
                 self.assertRegex(
                     text, r'ballast_exchange_duration_seconds_count\{[^}]*'
                     r'phase="reduce"\} [1-9]')
