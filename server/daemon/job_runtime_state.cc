@@ -154,6 +154,8 @@ void JobRuntime::OnLoaded(absl::StatusOr<snapshot::LoadedState> loaded,
   }
   RestoreBudget(loaded->budget, plan_.get(), membership_.get());
   optimizer::Scalars scalars;
+  // Generations grow within a life of the job, and this is another one: what
+  // stays under way from earlier ones is refused by its incarnation.
   scalars.generation = Generation(1);
   scalars.step = Step(loaded->step);
   scalars.optimizer_step = loaded->optimizer_step;
