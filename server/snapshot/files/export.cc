@@ -16,6 +16,7 @@ namespace ballast::snapshot {
 namespace {
 
 constexpr uint64_t kNowhere = UINT64_MAX;
+constexpr int kMaxDrafts = 100;
 
 // Where the arrays of a tensor begin in the exported file.
 struct TensorOut {
@@ -50,18 +51,20 @@ class Exporter {
 
   absl::StatusOr<uint64_t> Write(FileSystem& files, std::string_view out) {
     const std::string path(out);
-    if (auto existing = files.Open(path); existing.ok()) {
+    // A directory or a link there is no file to open, and in the way as well.
+    if (auto existing = files.Open(path);
+        existing.ok() || absl::IsInvalidArgument(existing.status())) {
+      RETURN_IF_ERROR(SplitPath(path).status());
       return absl::AlreadyExistsError(
           absl::StrCat(path, " exists: remove it or take another name"));
     }
-    const std::string draft = path + ".tmp";
-    RETURN_IF_ERROR(files.RemoveAll(draft));
-    const absl::Status written = WriteDraft(files, draft);
+    ASSIGN_OR_RETURN(const std::string draft, MakeDraft(files, path));
+    absl::Status written = WriteDraft();
+    if (written.ok()) written = files.Rename(draft, path);
     if (!written.ok()) {
       files.RemoveAll(draft).IgnoreError();  // the first error says more
       return written;
     }
-    RETURN_IF_ERROR(files.Rename(draft, path));
     const size_t slash = path.rfind('/');
     RETURN_IF_ERROR(files.SyncDirectory(
         slash == std::string::npos ? "" : path.substr(0, slash)));
@@ -91,8 +94,24 @@ class Exporter {
     }
   }
 
-  absl::Status WriteDraft(FileSystem& files, const std::string& draft) {
-    ASSIGN_OR_RETURN(file_, files.Create(draft));
+  // A file of a name that nobody has. What has one is somebody's, or was left
+  // by an export that was killed: neither is removed.
+  absl::StatusOr<std::string> MakeDraft(FileSystem& files,
+                                        const std::string& path) {
+    for (int n = 0; n < kMaxDrafts; ++n) {
+      std::string draft = absl::StrCat(path, ".ballast-draft-", n);
+      absl::StatusOr<std::unique_ptr<File>> file = files.Create(draft);
+      if (absl::IsAlreadyExists(file.status())) continue;
+      RETURN_IF_ERROR(file.status());
+      file_ = *std::move(file);
+      return draft;
+    }
+    return absl::AlreadyExistsError(
+        absl::StrCat(path, ".ballast-draft-0 to ", kMaxDrafts - 1,
+                     " exist: remove those that no export is writing"));
+  }
+
+  absl::Status WriteDraft() {
     Metadata metadata = {{"format", "pt"},
                          {"ballast_job", manifest_.job},
                          {"ballast_step", absl::StrCat(manifest_.step)}};

@@ -1,5 +1,6 @@
 #include "server/snapshot/files/export.h"
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/base/status_matchers.h"
@@ -85,6 +86,41 @@ TEST(ExportTest, LeavesNothingAfterAFailure) {
               IsOk());
   EXPECT_THAT(ExportSnapshot(**reader, ExportContent::kState, out, "m"),
               StatusIs(absl::StatusCode::kAlreadyExists));
+}
+
+// What lies beside or at the name asked for is somebody's.
+TEST(ExportTest, RemovesNothingThatItDidNotMake) {
+  MemoryFileSystem files;
+  WriteSmallSnapshot(files, 2, 1, "best");
+  const auto reader = SnapshotReader::Open(files, "job/best");
+  MemoryFileSystem out;
+  const std::vector<std::string> theirs = {"m.tmp", "m.ballast-draft-0",
+                                           "m.ballast-draft-1", "taken"};
+  for (const std::string& name : theirs) {
+    ASSERT_THAT(out.MakeDirectories(name), IsOk());
+    ASSERT_THAT(WriteWhole(out, name + "/file", name), IsOk());
+  }
+  EXPECT_THAT(ExportSnapshot(**reader, ExportContent::kWeights, out, "taken"),
+              StatusIs(absl::StatusCode::kAlreadyExists, "take another name"));
+  EXPECT_EQ(out.List("")->size(), theirs.size());
+  out.set_capacity(out.bytes() + 100);
+  EXPECT_THAT(ExportSnapshot(**reader, ExportContent::kWeights, out, "m"),
+              StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_EQ(out.List("")->size(), theirs.size());
+  out.set_capacity(UINT64_MAX);
+  EXPECT_THAT(ExportSnapshot(**reader, ExportContent::kWeights, out, "m"),
+              IsOk());
+  EXPECT_EQ(out.List("")->size(), theirs.size() + 1);
+  for (const std::string& name : theirs) {
+    EXPECT_EQ(*out.Contents(name + "/file"), name);
+  }
+  for (int n = 0; n < 100; ++n) {
+    ASSERT_THAT(out.MakeDirectories(absl::StrCat("x.ballast-draft-", n)),
+                IsOk());
+  }
+  EXPECT_THAT(
+      ExportSnapshot(**reader, ExportContent::kWeights, out, "x"),
+      StatusIs(absl::StatusCode::kAlreadyExists, "x.ballast-draft-0 to 99"));
 }
 
 }  // namespace
