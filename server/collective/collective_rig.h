@@ -108,8 +108,9 @@ class PoisonedDevice final : public device::Device {
     return host_.AllocateSparse(size_bytes, charge_bytes, name);
   }
   absl::StatusOr<std::unique_ptr<device::SharedBuffer>> AdoptShared(
-      base::UniqueFd fd, uint64_t size_bytes, std::string_view name) override {
-    return host_.AdoptShared(std::move(fd), size_bytes, name);
+      base::UniqueFd fd, uint64_t size_bytes, uint64_t charge_bytes,
+      std::string_view name) override {
+    return host_.AdoptShared(std::move(fd), size_bytes, charge_bytes, name);
   }
   absl::StatusOr<std::unique_ptr<device::PrivateBuffer>> AllocatePrivate(
       uint64_t size_bytes, std::string_view name) override;

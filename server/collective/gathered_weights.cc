@@ -155,8 +155,9 @@ void GatheredWeights::GiveBackPages(int index) {
 
 void GatheredWeights::TryGather(int index) {
   const Unit& unit = units_[index];
-  if (is_stopped_ || unit.holders.empty() || unit.state != State::kAbsent ||
-      !unit.is_ready || unit.is_stale || unit.num_tasks > 0) {
+  if (is_stopped_ || is_suspended_ || unit.holders.empty() ||
+      unit.state != State::kAbsent || !unit.is_ready || unit.is_stale ||
+      unit.num_tasks > 0) {
     return;
   }
   StartGather(index);
@@ -318,6 +319,12 @@ void GatheredWeights::GiveUp(int index) {
   unit.state = State::kAbsent;
 }
 
+void GatheredWeights::GiveUpGathers() {
+  for (int u = 0; u < units().size(); ++u) {
+    if (units_[u].state == State::kGathering) GiveUp(u);
+  }
+}
+
 // ---- Versions. ----
 
 void GatheredWeights::OnPublished(BucketId bucket, WeightVersion version) {
@@ -351,11 +358,62 @@ void GatheredWeights::EndVersion() {
     unit.is_past = unit.is_ready;
     unit.is_ready = false;
     unit.is_stale = false;
-    if (unit.state == State::kAbsent) continue;
-    GiveUp(u);
-    for (const Holder& holder : unit.holders) {
-      parts_.observer->OnNotHeld(holder.rank, u, holder.request);
+    if (unit.state != State::kAbsent) Withhold(u);
+  }
+}
+
+void GatheredWeights::Withhold(int index) {
+  GiveUp(index);
+  for (const Holder& holder : units_[index].holders) {
+    parts_.observer->OnNotHeld(holder.rank, index, holder.request);
+  }
+}
+
+// ---- Between two lives of the links, or of the daemon. ----
+
+void GatheredWeights::Suspend() {
+  if (is_stopped_) return;
+  is_suspended_ = true;
+  when_idle_ = nullptr;
+  GiveUpGathers();
+  for (Unit& unit : units_) {
+    unit.is_ready = unit.is_past = unit.is_stale = false;
+    unit.waiting.clear();
+  }
+  SetPulls(nullptr);
+}
+
+bool GatheredWeights::Adopt(LocalRank rank, int index, uint64_t request,
+                            WeightVersion version) {
+  Unit& unit = units_[index];
+  if (unit.holders.empty() && !TakePages(index).ok()) return false;
+  unit.holders.push_back({rank, request});
+  unit.state = State::kHeld;
+  unit.version = version;
+  parts_.observer->OnHeld(rank, index, request, version);
+  return true;
+}
+
+void GatheredWeights::DiscardRest() {
+  const uint64_t num_pages = page_users_.size();
+  uint64_t run = 0;
+  for (uint64_t p = 0; p <= num_pages; ++p) {
+    if (p < num_pages && page_users_[p] == 0) continue;
+    if (run < p) parts_.segment->Discard(run * kPage, (p - run) * kPage);
+    run = p + 1;
+  }
+}
+
+void GatheredWeights::Resume(WeightVersion version, bool is_published) {
+  if (is_stopped_) return;
+  is_suspended_ = false;
+  for (int u = 0; u < units().size(); ++u) {
+    const bool is_frozen = units().is_frozen(u);
+    const WeightVersion now = is_frozen ? WeightVersion() : version;
+    if (units_[u].state == State::kHeld && units_[u].version != now) {
+      Withhold(u);
     }
+    if (is_published || is_frozen) OnPublished(BucketId(u), now);
   }
 }
 
@@ -379,8 +437,13 @@ void GatheredWeights::WhenIdle(absl::AnyInvocable<void() &&> fn) {
 }
 
 void GatheredWeights::Fail(const absl::Status& why) {
-  if (is_stopped_) return;
-  Stop();
+  if (is_stopped_ || is_suspended_) return;
+  if (absl::IsUnavailable(why)) {
+    is_suspended_ = true;
+    GiveUpGathers();
+  } else {
+    Stop();
+  }
   parts_.observer->OnGatherFailed(why);
 }
 

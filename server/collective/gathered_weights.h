@@ -7,6 +7,10 @@
 //   last worker gives it back ──▶ pages of the segment given back
 //   commit ──▶ EndVersion: nothing is held, nothing served of the old version
 //   own shard of bucket b published ──▶ served, and gathered again if wanted
+//   links lost ──▶ Suspend: what is held stays, nothing else is gathered
+//   daemon starts again ──▶ Adopt: what lies in the segment already
+//   the nodes agree ──▶ Resume(version): held is what has it, the rest is
+//                       gathered (again)
 //
 // Parts are pulled once per node, whoever of its workers wants them, and only
 // of the version that this node has published: an owner that is not there yet
@@ -55,7 +59,8 @@ class GatherObserver {
   // ResourceExhausted names what was asked for and the bound.
   virtual void OnRefused(LocalRank rank, int unit, uint64_t request,
                          const absl::Status& why) = 0;
-  // A part cannot be had: the job cannot go on. Once.
+  // A part cannot be had. Once: if it is Unavailable nothing more is gathered
+  // until Resume, else nothing any more.
   virtual void OnGatherFailed(const absl::Status& why) = 0;
 };
 
@@ -101,6 +106,21 @@ class GatheredWeights final : private transport::PullSource {
   void OnAllPublished(WeightVersion version);
   // A commit changes the weights next; WhenIdle says when they may.
   void EndVersion();
+
+  // The links are lost and the pulls go: what was asked of other nodes, and
+  // what they asked, is asked anew after Resume; workers still read what they
+  // hold. A WhenIdle that waits is dropped.
+  void Suspend();
+  // Before Resume, in a new life of the daemon: the segment holds the whole
+  // unit, which the rank wants by this request. False if there is no room for
+  // it: it is as if nothing of it were there.
+  bool Adopt(LocalRank rank, int unit, uint64_t request, WeightVersion version);
+  // After all of them: pages of the segment that nobody holds go back.
+  void DiscardRest();
+  // All nodes go on, with this version; is_published: it is complete here, and
+  // else OnPublished will say so of each bucket. What is held of another one is
+  // not any more.
+  void Resume(WeightVersion version, bool is_published);
 
   // Nothing is gathered or served any more.
   void Stop();
@@ -167,6 +187,8 @@ class GatheredWeights final : private transport::PullSource {
   void Submit(int index, std::function<void(int thread)> run);
   void OnTaskDone(int index);
   void GiveUp(int index);
+  void GiveUpGathers();
+  void Withhold(int index);
   void FinishIfComplete(int index);
   void Answer(int index);
   void Serve(int index, transport::PullReply reply);
@@ -179,6 +201,7 @@ class GatheredWeights final : private transport::PullSource {
   std::vector<Parked> parked_;        // until given-up tasks leave their pages
   std::vector<uint32_t> page_users_;  // wanted units with bytes in the page
   size_t num_tasks_ = 0;
+  bool is_suspended_ = false;
   bool is_stopped_ = false;
   absl::AnyInvocable<void() &&> when_idle_;
   Counts counts_;

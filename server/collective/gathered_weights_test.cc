@@ -134,6 +134,15 @@ class GatheredWeightsTest : public testing::Test {
     }
     node.gathered->OnAllPublished(WeightVersion(version));
   }
+  // Other pulls over the same transport.
+  void LinkAgain(int n) {
+    Node& node = *nodes_[n];
+    node.pulls = std::make_unique<transport::Pulls>(
+        transport::Pulls::Parts{.transport = node.transport.get(),
+                                .executor = &process_,
+                                .frames = &node});
+    node.gathered->SetPulls(node.pulls.get());
+  }
   void Commit(int n) {
     bool is_idle = false;
     nodes_[n]->gathered->EndVersion();
@@ -318,7 +327,119 @@ TEST_F(GatheredWeightsTest, GivingBackOnTheWayLeavesNothing) {
   EXPECT_TRUE(Shows(0, 0, 0));
 }
 
-// I23: a part that cannot be had ends the job, once, with the reason.
+// Links that are lost at any instant of gathers: what was asked for is asked
+// for again, what is held stays, and what is given back meanwhile goes.
+TEST_F(GatheredWeightsTest, GathersGoOnWithTheNextLinks) {  // I1, I20
+  Make(0);
+  Want(0, 0);
+  Run();
+  recorder(0).held.clear();
+  uint64_t request = 1;
+  for (int events = 0; events < 40; ++events, request += 2) {
+    Want(0, 1, request);
+    Want(1, 1, request);
+    for (int i = 0; i < events; ++i) world_.Step();
+    for (int n = 0; n < kNodes; ++n) nodes_[n]->gathered->Suspend();
+    if (events % 3 == 0) Want(1, 1, request + 1);
+    Run();
+    for (int n = 0; n < kNodes; ++n) LinkAgain(n);
+    EXPECT_TRUE(Shows(0, 0, 0)) << events;
+    for (int n = 0; n < kNodes; ++n) {
+      nodes_[n]->gathered->Resume(WeightVersion(0), /*is_published=*/true);
+    }
+    Run();
+    EXPECT_TRUE(Shows(0, 1, 0)) << events;
+    EXPECT_EQ(recorder(0).held.back(), (Recorder::Held{0, 1, request, 0}));
+    EXPECT_EQ(counts(0).num_held, 2) << events;
+    EXPECT_EQ(counts(1).num_held, events % 3 == 0 ? 0 : 1) << events;
+    Want(0, 1, request + 1);
+    Want(1, 1, request + 1);
+    Run();
+    EXPECT_EQ(TrueBytes(1), 0u) << events;
+  }
+  for (int n = 0; n < kNodes; ++n) {
+    EXPECT_THAT(recorder(n).failures, IsEmpty());
+  }
+}
+
+// A commit that all carry out when they have met again: of what it replaces
+// nothing is held; what was gathered of it already is.
+TEST_F(GatheredWeightsTest, ResumedWithACommitOldVersionsAreNotHeld) {  // I1
+  Make(0);
+  Want(0, 0);
+  Want(0, 1);
+  Want(0, units_.size() - 1);
+  Run();
+  Commit(0);
+  for (int n = 0; n < kNodes; ++n) {
+    const std::span<std::byte> raw = nodes_[n]->owned->Raw(0);
+    std::fill(raw.begin(), raw.end(), Value(n, 1));
+    if (n > 0) Commit(n);
+    nodes_[n]->gathered->OnPublished(BucketId(0), WeightVersion(1));
+  }
+  Run();
+  EXPECT_TRUE(Shows(0, 0, 1));
+  recorder(0).lost.clear();
+  recorder(0).held.clear();
+  for (int n = 0; n < kNodes; ++n) {
+    nodes_[n]->gathered->Suspend();
+    LinkAgain(n);
+    nodes_[n]->gathered->Resume(WeightVersion(1), /*is_published=*/false);
+  }
+  Run();
+  EXPECT_THAT(recorder(0).held, IsEmpty()) << "bucket 1 is not published";
+  for (int n = 0; n < kNodes; ++n) Publish(n, 1);
+  Run();
+  EXPECT_THAT(recorder(0).lost, IsEmpty()) << "bucket 0 stays held";
+  EXPECT_THAT(recorder(0).held, ElementsAre(Recorder::Held{0, 1, 1, 1}));
+  // One that only this node has not heard of.
+  for (int n = 0; n < kNodes; ++n) {
+    nodes_[n]->gathered->Suspend();
+    LinkAgain(n);
+    nodes_[n]->gathered->Resume(WeightVersion(2), /*is_published=*/false);
+  }
+  EXPECT_THAT(recorder(0).lost, ElementsAre(std::pair(0, 0), std::pair(0, 1)));
+  EXPECT_EQ(counts(0).num_held, 1) << "the frozen unit";
+}
+
+// The next daemon: a unit that lies in the segment is held at once, without a
+// byte moved; pages that nobody holds go back.
+TEST_F(GatheredWeightsTest, ANewLifeTakesWhatLiesThere) {  // I13, I20
+  Make(45'056);
+  Want(0, 0);
+  Run();
+  nodes_[0]->gathered->Stop();
+  GatheredWeights next({.owned = nodes_[0]->owned.get(),
+                        .segment = nodes_[0]->segment.get(),
+                        .pool = &pool_,
+                        .limit_bytes = 45'056,
+                        .observer = &recorder(0)});
+  recorder(0).held.clear();
+  const uint64_t pulled = nodes_[0]->pulls->counters().asked;
+  EXPECT_TRUE(next.Adopt(LocalRank(0), 0, 3, WeightVersion(0)));
+  EXPECT_TRUE(next.Adopt(LocalRank(1), 0, 1, WeightVersion(0)));
+  EXPECT_FALSE(next.Adopt(LocalRank(0), 1, 1, WeightVersion(0)))
+      << "more than there may be";
+  const layout::ByteRange& other = units_.unit(1).bytes;
+  ASSERT_THAT(nodes_[0]->segment->Reserve(other.begin, other.size()),
+              base::IsOk());
+  next.DiscardRest();
+  EXPECT_EQ(TrueBytes(0), next.counts().resident_bytes);
+  next.SetPulls(nodes_[0]->pulls.get());
+  next.Resume(WeightVersion(0), /*is_published=*/true);
+  Run();
+  EXPECT_TRUE(Shows(0, 0, 0));
+  EXPECT_THAT(recorder(0).held, ElementsAre(Recorder::Held{0, 0, 3, 0},
+                                            Recorder::Held{1, 0, 1, 0}));
+  EXPECT_EQ(nodes_[0]->pulls->counters().asked, pulled);
+  next.OnWanted(LocalRank(0), 0, 4);
+  next.OnWanted(LocalRank(1), 0, 2);
+  EXPECT_EQ(TrueBytes(0), 0u);
+  next.Stop();
+}
+
+// I23: a part that cannot be had ends the job, or its links, once, with the
+// reason.
 TEST_F(GatheredWeightsTest, ADeadOwnerIsAnError) {
   Make(0);
   Commit(0);

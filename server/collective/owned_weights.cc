@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "server/base/failpoint.h"
 #include "server/base/status_macros.h"
 #include "server/collective/codec_registry.h"
 #include "server/collective/windows.h"
@@ -30,11 +31,11 @@ absl::Status OwnedWeights::Allocate() {
   device::Device* const device = context_.parts.device;
   if (raw > 0) {
     ASSIGN_OR_RETURN(raw_,
-                     device->AllocatePrivate(raw, "owned shards of weights"));
+                     device->AllocateShared(raw, "owned shards of weights"));
   }
   if (frozen > 0) {
     ASSIGN_OR_RETURN(
-        frozen_, device->AllocatePrivate(frozen, "owned parts of frozen ones"));
+        frozen_, device->AllocateShared(frozen, "owned parts of frozen ones"));
   }
   return absl::OkStatus();
 }
@@ -60,7 +61,7 @@ absl::Status OwnedWeights::PlanSlices() {
   }
   is_coded_.resize(units_->size());
   if (coded > 0) {
-    ASSIGN_OR_RETURN(coded_, parts.device->AllocatePrivate(
+    ASSIGN_OR_RETURN(coded_, parts.device->AllocateShared(
                                  coded, "owned shards of weights, encoded"));
   }
   const int64_t run =
@@ -94,7 +95,7 @@ std::vector<int64_t> OwnedWeights::shifts() const {
 }
 
 std::span<std::byte> OwnedWeights::Raw(int unit) {
-  device::PrivateBuffer* const buffer =
+  device::SharedBuffer* const buffer =
       units_->is_frozen(unit) ? frozen_.get() : raw_.get();
   if (buffer == nullptr) return {};
   return buffer->bytes().subspan(raw_offsets_[unit],
@@ -109,13 +110,31 @@ void OwnedWeights::CopyFrom(std::span<const std::byte> segment) {
   }
 }
 
-void OwnedWeights::DropRaw() { raw_.reset(); }
+void OwnedWeights::Restore(bool is_coded) {
+  if (!codes() || !is_coded ||
+      BALLAST_SABOTAGED("collective.codes_forgotten")) {
+    return;
+  }
+  for (size_t b = 0; b < slices_.size(); ++b) {
+    SetCoded(BucketId(static_cast<int32_t>(b)));
+  }
+  DropRaw();
+}
+
+// Its name may be kept, so its memory is given back by itself.
+void OwnedWeights::DropRaw() {
+  if (raw_ == nullptr) return;
+  raw_->Discard(0, raw_->size_bytes());
+  raw_.reset();
+  BALLAST_FAILPOINT("collective.raw_dropped");
+}
 
 uint64_t OwnedWeights::size_bytes() const {
   uint64_t bytes = 0;
-  for (const auto* buffer : {&raw_, &frozen_, &coded_, &scratch_}) {
+  for (const auto* buffer : {&raw_, &frozen_, &coded_}) {
     if (*buffer != nullptr) bytes += (*buffer)->size_bytes();
   }
+  if (scratch_ != nullptr) bytes += scratch_->size_bytes();
   return bytes;
 }
 

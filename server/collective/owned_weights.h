@@ -11,6 +11,9 @@
 // Every reader, the owner's node too, gets the weights from the same bytes
 // (I25). Which form a version has follows from the commits, which all see.
 //
+// The parts are shared memory, though no worker maps them: a device that keeps
+// its buffers gives the next life what was served (Restore).
+//
 // Threading: control thread, but for EncodeChunk and DecodeChunk, which pool
 // tasks call on disjoint chunks.
 // Ownership: keeps its memory; borrows masters, layout, units and plan.
@@ -42,6 +45,10 @@ class OwnedWeights {
   static absl::StatusOr<std::unique_ptr<OwnedWeights>> Create(
       const Parts& parts, const layout::GatherUnits* units);
 
+  // Of a job that an earlier life left: `is_coded`, an update has been
+  // committed, so that versions of buckets are encoded.
+  void Restore(bool is_coded);
+
   const layout::GatherUnits& units() const { return *units_; }
   // This node's index in what there is of every owner.
   int self() const { return context_.self(); }
@@ -59,7 +66,8 @@ class OwnedWeights {
   std::span<std::byte> Raw(int unit);
   // Takes its parts out of a whole weight segment.
   void CopyFrom(std::span<const std::byte> segment);
-  // Once nobody reads them any more; only if codes().
+  // Once nobody reads them any more, nor can after a restart: an encoded
+  // version is recorded. Idempotent.
   void DropRaw();
 
   // Whether versions of buckets are encoded, and whether the one that is shown
@@ -95,11 +103,11 @@ class OwnedWeights {
   const layout::GatherUnits* const units_;
   Context context_;
   std::vector<uint64_t> raw_offsets_;  // by unit; frozen ones in their own
-  std::unique_ptr<device::PrivateBuffer> raw_;     // null if empty or dropped
-  std::unique_ptr<device::PrivateBuffer> frozen_;  // null if empty
-  std::vector<std::vector<CodedSlice>> slices_;    // by bucket, owner
-  std::vector<uint64_t> coded_offsets_;            // by bucket
-  std::unique_ptr<device::PrivateBuffer> coded_;
+  std::unique_ptr<device::SharedBuffer> raw_;     // null if empty or dropped
+  std::unique_ptr<device::SharedBuffer> frozen_;  // null if empty
+  std::vector<std::vector<CodedSlice>> slices_;   // by bucket, owner
+  std::vector<uint64_t> coded_offsets_;           // by bucket
+  std::unique_ptr<device::SharedBuffer> coded_;
   std::vector<bool> is_coded_;  // by unit
   std::unique_ptr<device::PrivateBuffer> scratch_;
 };

@@ -90,9 +90,9 @@ absl::StatusOr<std::unique_ptr<JobKeep>> JobKeep::Open(
   if (!record || fstat(record.get(), &info) < 0 || info.st_size <= 0) {
     return absl::DataLossError("no record of the job was kept");
   }
-  ASSIGN_OR_RETURN(
-      std::unique_ptr<device::SharedBuffer> buffer,
-      device->AdoptShared(std::move(record), info.st_size, kRecordName));
+  ASSIGN_OR_RETURN(std::unique_ptr<device::SharedBuffer> buffer,
+                   device->AdoptShared(std::move(record), info.st_size,
+                                       info.st_size, kRecordName));
   ASSIGN_OR_RETURN(keep->record_, JobRecord::Open(std::move(buffer)));
   keep->device_ = std::make_unique<device::KeptDevice>(device, &keep->vault_,
                                                        std::move(memory));

@@ -20,6 +20,7 @@ namespace {
 
 constexpr uint64_t kMagic = 0x31424f4a'4c4c4142;  // BALLJOB1
 constexpr uint32_t kVersion = 2;
+constexpr uint32_t kNewestVersion = 3;
 constexpr uint64_t kPage = proto::kPageSize;
 // Two slots each. Of outcomes: 256 param groups take 48 KiB, rank 0's cursor
 // 64 KiB.
@@ -84,7 +85,7 @@ absl::StatusOr<std::unique_ptr<JobRecord>> JobRecord::Create(
   auto record = std::unique_ptr<JobRecord>(
       new JobRecord(std::move(buffer), job, /*has_notes=*/true));
   Header* const header = record->header();
-  header->version = kVersion;
+  header->version = job.gathers_weights() ? kNewestVersion : kVersion;
   header->job_bytes = text.size();
   header->job_checksum = Checksum(text);
   return record;
@@ -101,10 +102,10 @@ absl::StatusOr<std::unique_ptr<JobRecord>> JobRecord::Open(
   const uint64_t magic = header->magic.load(std::memory_order_acquire);
   if (magic == 0) return absl::UnavailableError("the job did not run yet");
   const uint32_t version = header->version;
-  if (magic != kMagic || version < 1 || version > kVersion) {
+  if (magic != kMagic || version < 1 || version > kNewestVersion) {
     return absl::DataLossError(
         absl::StrCat("a job's record of format ", version,
-                     "; this version knows 1 to ", kVersion));
+                     "; this version knows 1 to ", kNewestVersion));
   }
   const bool has_notes = version > 1;
   const uint64_t slots = kOutcomeBytes + (has_notes ? kNotesBytes : 0);

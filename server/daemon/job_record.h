@@ -1,12 +1,15 @@
 // What a job is and how far it has come, in memory that outlives the daemon:
 // with it the next one knows what to do with the job's other buffers. Byte
-// format, version 2 (and 1), native little-endian:
+// format, versions 1 to 3, native little-endian:
 //
 //   0      RecordHeader (job_record.cc)     magic is 0 until the job runs
 //   4096   v1::KeptJob
 //   ...    from a page boundary, since version 2: v1::StepNotes (two_slots.h)
 //   ...    v1::KeptOutcome: the last commit or abort (likewise); in version 1
 //          its v1::PeerFrame alone
+//
+// Version 3 is version 2 of a job whose weights are not resident: daemons that
+// know 2 would not look for them.
 //
 // Threading: control thread only. Owns the buffer.
 #ifndef SERVER_DAEMON_JOB_RECORD_H_

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/base/segment.h"
 #include "server/base/sim_executor.h"
@@ -65,7 +66,7 @@ class JobRecordTest : public testing::Test {
       return absl::UnimplementedError("not asked for");
     }
     absl::StatusOr<std::unique_ptr<device::SharedBuffer>> AdoptShared(
-        base::UniqueFd, uint64_t, std::string_view) override {
+        base::UniqueFd, uint64_t, uint64_t, std::string_view) override {
       return absl::UnimplementedError("not asked for");
     }
     absl::StatusOr<std::unique_ptr<device::PrivateBuffer>> AllocatePrivate(
@@ -157,6 +158,23 @@ TEST_F(JobRecordTest, VersionOneIsRead) {
   EXPECT_FALSE((*next)->SetNotes(v1::StepNotes()));
   EXPECT_THAT((*next)->Record(CommitOf(43), {}), base::IsOk());
   EXPECT_EQ((*next)->last()->commit().step(), 43);
+}
+
+// A daemon that knows 2 ends such a job, and only such a job.
+TEST_F(JobRecordTest, WeightsThatAreNotResidentAreVersionThree) {
+  for (const bool gathers : {false, true}) {
+    job_.set_gathers_weights(gathers);
+    Restart();
+    record_->Begin(Step(1));
+    std::vector<std::byte> bytes = Bytes();
+    EXPECT_EQ(bytes[8], std::byte{gathers ? uint8_t{3} : uint8_t{2}});
+    const auto next = OpenOf(bytes);
+    ASSERT_THAT(next, base::IsOk());
+    EXPECT_EQ((*next)->job().gathers_weights(), gathers);
+    bytes[8] = std::byte{4};
+    EXPECT_THAT(OpenOf(bytes).status().message(),
+                testing::HasSubstr("format 4; this version knows 1 to 3"));
+  }
 }
 
 TEST_F(JobRecordTest, AJobThatDidNotRunIsNone) {

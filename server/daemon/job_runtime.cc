@@ -94,11 +94,15 @@ absl::Status JobRuntime::Initialize() {
     const collective::Parts owned_parts = CollectiveParts();
     ASSIGN_OR_RETURN(
         weights_,
-        JobWeights::Create(
-            {.job = parts_.job,
-             .collective = &owned_parts,
-             .metrics = parts_.metrics.get(),
-             .on_failed = [this](const absl::Status& why) { Leave(why); }}));
+        JobWeights::Create({.job = parts_.job,
+                            .collective = &owned_parts,
+                            .metrics = parts_.metrics.get(),
+                            .on_failed = [this](const absl::Status& why) {
+                              OnGatherFailed(why);
+                            }}));
+    if (parts_.is_taken_over) {
+      weights_->TakeOver(state_->scalars().optimizer_step > 0);
+    }
     weights_->AddTo(&optimizer_parts);
   }
   std::unique_ptr<optimizer::UndoLog> undo;
@@ -348,6 +352,11 @@ void JobRuntime::OnFailed(absl::Status status) {
                       absl::StrCat("the initial weights did not arrive: ",
                                    status.message())));
   }
+}
+
+void JobRuntime::OnGatherFailed(const absl::Status& why) {
+  if (absl::IsUnavailable(why) && CanRelink()) return OnLinkLost(why);
+  Leave(why);
 }
 
 absl::Status JobRuntime::MakeCollective(Generation generation) {

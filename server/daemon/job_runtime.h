@@ -256,6 +256,7 @@ class JobRuntime final : public session::JobObserver,
   void ShowAbsent() const;
   absl::Status MakeCollective(Generation generation);
   collective::Parts CollectiveParts();
+  void OnGatherFailed(const absl::Status& why);
   void CancelCollective(absl::AnyInvocable<void() &&> then);
   void StartFirst();
   void GoOn(const v1::View& view);

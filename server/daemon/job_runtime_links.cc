@@ -98,7 +98,7 @@ void JobRuntime::OnPeersLost(const absl::Status& why) {
 
 bool JobRuntime::CanRelink() const {
   return num_nodes_ > 1 && relinking_.may_begin() && has_started_ &&
-         weights_ == nullptr && !has_ended_ && !is_stopping_;
+         !has_ended_ && !is_stopping_;
 }
 
 // A node that ends the job says why, and then its links break: see FailSoon.
@@ -174,13 +174,16 @@ void JobRuntime::Relink(const absl::Status& why) {
   engine_->Suspend();
   parts_.job->Suspend();
   load_->Abandon();
+  // After the engine has counted what its pulls have moved.
+  if (weights_ != nullptr) weights_->Suspend([this] { MeetIfQuiet(); });
   if (collective_ != nullptr && !is_cancelling_) CancelCollective([] {});
   MeetIfQuiet();
 }
 
 void JobRuntime::MeetIfQuiet() {
   if (!is_quieting_ || collective_ != nullptr || is_cancelling_ ||
-      engine_->updates_in_flight() > 0) {
+      engine_->updates_in_flight() > 0 ||
+      (weights_ != nullptr && !weights_->is_idle())) {
     return;
   }
   // Not from inside what is released.
@@ -304,6 +307,10 @@ void JobRuntime::GoOn(const v1::View& view) {
   }
   const absl::Status kept = KeepOutcome(generation_, view, *plan_, record_);
   if (!kept.ok()) return Fail(kept);
+  if (weights_ != nullptr) {
+    weights_->GoOn(WeightVersion(first_step_.value() - 1),
+                   /*is_published=*/!view.has_commit());
+  }
   if (!view.has_commit()) {
     parts_.job->TakeOver(
         generation_, first_step_, /*is_open=*/true,
@@ -354,8 +361,9 @@ void JobRuntime::OnCommit(const v1::Commit& commit) {
     return LogCodecChanges(parts_.job->spec().name, parts_.job->layout(),
                            *plan_, commit, parts_.log);
   }
-  // Nothing else comes between a commit and what it orders but the job's end.
-  weights_->OnCommit(!commit.skipped(), [this, commit] {
+  // Nothing else comes between a commit and what it orders but the job's end,
+  // or the links': it is recorded.
+  weights_->OnCommit([this, commit] {
     if (!is_stopping_) engine_->OnCommit(commit);
   });
 }

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "server/base/failpoint.h"
 #include "server/base/status_macros.h"
 
 namespace ballast::daemon {
@@ -34,6 +35,11 @@ absl::StatusOr<std::unique_ptr<JobWeights>> JobWeights::Create(Parts parts) {
   return weights;
 }
 
+void JobWeights::TakeOver(bool is_updated) {
+  owned_->Restore(is_updated);
+  is_taken_over_ = true;
+}
+
 void JobWeights::AddTo(optimizer::Parts* parts) {
   parts->weights = owned_->raw_buckets();
   parts->weight_shifts = owned_->shifts();
@@ -60,20 +66,40 @@ void JobWeights::OnWanted(LocalRank rank, int unit, uint64_t request) {
   TellMetrics();
 }
 
-void JobWeights::OnCommit(bool changes_weights,
-                          absl::AnyInvocable<void() &&> carry_out) {
+void JobWeights::OnCommit(absl::AnyInvocable<void() &&> carry_out) {
   gathered_->EndVersion();
-  gathered_->WhenIdle(
-      [this, changes_weights, carry_out = std::move(carry_out)]() mutable {
-        // Encoded from this step on: nobody gets the initial values any more.
-        if (changes_weights && owned_->codes()) owned_->DropRaw();
-        std::move(carry_out)();
-      });
+  gathered_->WhenIdle(std::move(carry_out));
 }
 
 void JobWeights::OnPublished(BucketId bucket, WeightVersion version) {
+  // Encoded from this step on: nobody gets the initial values any more.
+  if (owned_->is_coded(bucket.value())) owned_->DropRaw();
   gathered_->OnPublished(bucket, version);
   TellMetrics();
+}
+
+void JobWeights::Suspend(absl::AnyInvocable<void() &&> when_idle) {
+  gathered_->Suspend();
+  gathered_->WhenIdle(std::move(when_idle));
+}
+
+void JobWeights::GoOn(WeightVersion version, bool is_published) {
+  if (std::exchange(is_taken_over_, false)) RestoreHeld(version);
+  gathered_->Resume(version, is_published);
+  TellMetrics();
+}
+
+// A unit that a control block shows as held is whole: it says otherwise before
+// anything else is written there. What it says of an older version was written
+// before a commit that is carried out now.
+void JobWeights::RestoreHeld(WeightVersion version) {
+  const layout::GatherUnits& units = owned_->units();
+  parts_.job->RestoreHeld([&](LocalRank rank, int unit, uint64_t request,
+                              WeightVersion held) {
+    const WeightVersion now = units.is_frozen(unit) ? WeightVersion() : version;
+    return held == now && gathered_->Adopt(rank, unit, request, held);
+  });
+  gathered_->DiscardRest();
 }
 
 void JobWeights::Stop(absl::AnyInvocable<void() &&> when_idle) {
@@ -107,11 +133,13 @@ std::string JobWeights::WaitingFor() const { return gathered_->WaitingFor(); }
 void JobWeights::OnHeld(LocalRank rank, int unit, uint64_t request,
                         WeightVersion version) {
   parts_.job->StoreHeld(rank, unit, request, proto::HeldState::kHeld, version);
+  BALLAST_FAILPOINT("daemon.unit_held");
   TellMetrics();
 }
 
 void JobWeights::OnNotHeld(LocalRank rank, int unit, uint64_t request) {
   parts_.job->StoreHeld(rank, unit, request, proto::HeldState::kNone, {});
+  BALLAST_FAILPOINT("daemon.unit_not_held");
 }
 
 void JobWeights::OnRefused(LocalRank rank, int unit, uint64_t request,

@@ -4,6 +4,11 @@
 //
 //   Create -> AddTo(optimizer, collective) -> [SetPulls] -> TakeInitial ->
 //   Begin(version) -> { OnCommit -> OnPublished of each bucket }* -> Stop
+//   Links lost: Suspend -> [idle] -> SetPulls -> GoOn(version)
+//   Another daemon's: Create -> TakeOver -> AddTo -> [SetPulls] -> GoOn
+//
+// What outlives the daemon: the node's own parts; the segment, and what it
+// holds, as the workers' control blocks say. All else is asked for again.
 //
 // Threading: control thread only.
 // Ownership: keeps its memory; borrows all parts. Outlives collective and
@@ -38,11 +43,16 @@ class JobWeights final : private collective::GatherObserver {
     // layout, node, job_key, kernels, pool, device, plan, master.
     const collective::Parts* collective;
     metrics::JobMetrics* metrics;  // null: none
-    // A part cannot be had: the job cannot go on.
+    // A part cannot be had: the job cannot go on, at least not with these
+    // links (Unavailable).
     absl::AnyInvocable<void(const absl::Status& why)> on_failed;
   };
   // Of a job whose weights are not resident. ResourceExhausted.
   static absl::StatusOr<std::unique_ptr<JobWeights>> Create(Parts parts);
+
+  // An earlier daemon left it. `is_updated`: the state is that of an update,
+  // not of initial values.
+  void TakeOver(bool is_updated);
 
   void AddTo(optimizer::Parts* parts);
   void AddTo(collective::Parts* parts);
@@ -57,9 +67,16 @@ class JobWeights final : private collective::GatherObserver {
   void Begin(WeightVersion version);
 
   void OnWanted(LocalRank rank, int unit, uint64_t request);
-  // Calls `carry_out`, now or once nothing reads the old version any more.
-  void OnCommit(bool changes_weights, absl::AnyInvocable<void() &&> carry_out);
+  // Calls `carry_out`, now or once nothing reads the old version any more; not
+  // if Suspend comes first.
+  void OnCommit(absl::AnyInvocable<void() &&> carry_out);
   void OnPublished(BucketId bucket, WeightVersion version);
+
+  // The links are lost. `when_idle`: tasks that were started are done.
+  void Suspend(absl::AnyInvocable<void() &&> when_idle);
+  // All nodes have agreed on the version that is, or with the next commit
+  // becomes, the job's. Before the engine goes on; after AddTo(collective).
+  void GoOn(WeightVersion version, bool is_published);
 
   void Stop(absl::AnyInvocable<void() &&> when_idle);
   bool is_idle() const { return gathered_->is_idle(); }
@@ -77,12 +94,14 @@ class JobWeights final : private collective::GatherObserver {
   void OnRefused(LocalRank rank, int unit, uint64_t request,
                  const absl::Status& why) override;
   void OnGatherFailed(const absl::Status& why) override;
+  void RestoreHeld(WeightVersion version);
   void TellMetrics();
 
   Parts parts_;
   std::unique_ptr<collective::OwnedWeights> owned_;
   std::unique_ptr<collective::GatheredWeights> gathered_;
   std::unique_ptr<device::SharedBuffer> initial_;
+  bool is_taken_over_ = false;  // until GoOn
   collective::GatheredWeights::Counts told_;
   metrics::Counter* pulled_ = nullptr;  // null without metrics, all of them
   metrics::Counter* served_ = nullptr;

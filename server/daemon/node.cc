@@ -199,11 +199,8 @@ session::JobMemory Node::MemoryOf(const session::AttachRequest& request) {
     return {it->second->device(), it->second->vault()};
   }
   const auto policy = layout::ParsePolicy(request.job.exchange);
-  const bool gathers = policy.ok() && policy->gathers_weights;
   std::string_view why_not;
-  if (gathers) {
-    why_not = "secondary_partition=none";
-  } else if (request.placement.num_nodes() > 1) {
+  if (request.placement.num_nodes() > 1) {
     if (options_.relink_timeout == absl::ZeroDuration()) {
       why_not = "it has several nodes, and transport.relink_timeout is 0s";
     } else if (policy.ok() && policy->max_relative_error > 0 &&
@@ -247,6 +244,7 @@ absl::Status Node::MakeRecord(const session::LocalJob& job,
   kept.set_chunk_bytes(options_.sessions.chunk_bytes);
   kept.set_compute_threads(leaves_.pool->num_threads());
   kept.set_layout_digest(job.layout().digest());
+  kept.set_gathers_weights(job.units() != nullptr);
   return keep->MakeRecord(kept);
 }
 

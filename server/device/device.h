@@ -39,7 +39,7 @@ class SharedBuffer {
   virtual std::span<std::byte> bytes() = 0;
   // A new fd for another process.
   virtual absl::StatusOr<base::UniqueFd> Export(base::Access access) const = 0;
-  // Of a sparse buffer: memory for a range before it is written; the memory of
+  // Memory for a range of a sparse buffer before it is written; the memory of
   // the whole pages in a range given back, they read as zeros.
   virtual absl::Status Reserve(uint64_t offset, uint64_t size_bytes) = 0;
   virtual void Discard(uint64_t offset, uint64_t size_bytes) = 0;
@@ -83,10 +83,12 @@ class Device {
   // its owner keeps to.
   virtual absl::StatusOr<std::unique_ptr<SharedBuffer>> AllocateSparse(
       uint64_t size_bytes, uint64_t charge_bytes, std::string_view name) = 0;
-  // Memory that an earlier life allocated and exported, as it was left.
-  // DataLoss if it is none of exactly this size.
+  // Memory that an earlier life allocated and exported, as it was left, sparse
+  // (then `charge_bytes` counts, else `size_bytes`) or not. DataLoss if it is
+  // none of exactly this size.
   virtual absl::StatusOr<std::unique_ptr<SharedBuffer>> AdoptShared(
-      base::UniqueFd fd, uint64_t size_bytes, std::string_view name) = 0;
+      base::UniqueFd fd, uint64_t size_bytes, uint64_t charge_bytes,
+      std::string_view name) = 0;
   virtual absl::StatusOr<std::unique_ptr<PrivateBuffer>> AllocatePrivate(
       uint64_t size_bytes, std::string_view name) = 0;
 

@@ -20,31 +20,42 @@ const Capabilities& KeptDevice::capabilities() const {
 
 absl::StatusOr<std::unique_ptr<SharedBuffer>> KeptDevice::AllocateShared(
     uint64_t size_bytes, std::string_view name) {
-  if (found_.has_value()) {
-    const auto it = found_->find(std::string(name));
-    if (it == found_->end() || !it->second) {
-      return absl::DataLossError(
-          absl::StrCat("buffer ", base::Quoted(name), " was not kept"));
-    }
-    return device_->AdoptShared(std::move(it->second), size_bytes, name);
+  if (found_.has_value()) return Adopt(size_bytes, size_bytes, name);
+  return Keep(device_->AllocateShared(size_bytes, name), name);
+}
+
+absl::StatusOr<std::unique_ptr<SharedBuffer>> KeptDevice::AllocateSparse(
+    uint64_t size_bytes, uint64_t charge_bytes, std::string_view name) {
+  if (found_.has_value()) return Adopt(size_bytes, charge_bytes, name);
+  return Keep(device_->AllocateSparse(size_bytes, charge_bytes, name), name);
+}
+
+absl::StatusOr<std::unique_ptr<SharedBuffer>> KeptDevice::Adopt(
+    uint64_t size_bytes, uint64_t charge_bytes, std::string_view name) {
+  const auto it = found_->find(std::string(name));
+  if (it == found_->end() || !it->second) {
+    return absl::DataLossError(
+        absl::StrCat("buffer ", base::Quoted(name), " was not kept"));
   }
-  ASSIGN_OR_RETURN(std::unique_ptr<SharedBuffer> buffer,
-                   device_->AllocateShared(size_bytes, name));
+  return device_->AdoptShared(std::move(it->second), size_bytes, charge_bytes,
+                              name);
+}
+
+absl::StatusOr<std::unique_ptr<SharedBuffer>> KeptDevice::Keep(
+    absl::StatusOr<std::unique_ptr<SharedBuffer>> buffer,
+    std::string_view name) {
+  RETURN_IF_ERROR(buffer.status());
   ASSIGN_OR_RETURN(const base::UniqueFd fd,
-                   buffer->Export(base::Access::kReadWrite));
+                   (*buffer)->Export(base::Access::kReadWrite));
   const int number = fd.get();
   RETURN_IF_ERROR(vault_->Put(name, "", std::span(&number, 1)));
   return buffer;
 }
 
-absl::StatusOr<std::unique_ptr<SharedBuffer>> KeptDevice::AllocateSparse(
-    uint64_t size_bytes, uint64_t charge_bytes, std::string_view name) {
-  return device_->AllocateSparse(size_bytes, charge_bytes, name);
-}
-
 absl::StatusOr<std::unique_ptr<SharedBuffer>> KeptDevice::AdoptShared(
-    base::UniqueFd fd, uint64_t size_bytes, std::string_view name) {
-  return device_->AdoptShared(std::move(fd), size_bytes, name);
+    base::UniqueFd fd, uint64_t size_bytes, uint64_t charge_bytes,
+    std::string_view name) {
+  return device_->AdoptShared(std::move(fd), size_bytes, charge_bytes, name);
 }
 
 absl::StatusOr<std::unique_ptr<PrivateBuffer>> KeptDevice::AllocatePrivate(

@@ -37,12 +37,12 @@ class KeptDevice final : public Device {
   // Names are unique in one device.
   absl::StatusOr<std::unique_ptr<SharedBuffer>> AllocateShared(
       uint64_t size_bytes, std::string_view name) override;
-  // Not kept.
   absl::StatusOr<std::unique_ptr<SharedBuffer>> AllocateSparse(
       uint64_t size_bytes, uint64_t charge_bytes,
       std::string_view name) override;
   absl::StatusOr<std::unique_ptr<SharedBuffer>> AdoptShared(
-      base::UniqueFd fd, uint64_t size_bytes, std::string_view name) override;
+      base::UniqueFd fd, uint64_t size_bytes, uint64_t charge_bytes,
+      std::string_view name) override;
   absl::StatusOr<std::unique_ptr<PrivateBuffer>> AllocatePrivate(
       uint64_t size_bytes, std::string_view name) override;
   std::unique_ptr<Queue> CreateQueue() override;
@@ -50,6 +50,13 @@ class KeptDevice final : public Device {
   uint64_t private_bytes_in_use() const override;
 
  private:
+  absl::StatusOr<std::unique_ptr<SharedBuffer>> Adopt(uint64_t size_bytes,
+                                                      uint64_t charge_bytes,
+                                                      std::string_view name);
+  absl::StatusOr<std::unique_ptr<SharedBuffer>> Keep(
+      absl::StatusOr<std::unique_ptr<SharedBuffer>> buffer,
+      std::string_view name);
+
   Device* const device_;
   base::Vault* const vault_;
   std::optional<Found> found_;

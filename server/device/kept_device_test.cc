@@ -1,6 +1,7 @@
 #include "server/device/kept_device.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 
 #include <map>
 #include <string>
@@ -60,6 +61,34 @@ TEST_F(KeptDeviceTest, TheNextLifeFindsItAsItWasLeft) {
   EXPECT_EQ(host_.shared_bytes_in_use(), 5000);
   // Once.
   EXPECT_TRUE(absl::IsDataLoss(next.AllocateShared(5000, "a").status()));
+}
+
+// What is in it, and what is not, stays so; it is counted as it was.
+TEST_F(KeptDeviceTest, ASparseOneStaysSparse) {
+  constexpr uint64_t kSize = 1 << 20;
+  const auto true_bytes = [](const SharedBuffer& buffer) {
+    struct stat info {};
+    const auto fd = buffer.Export(base::Access::kReadOnly);
+    EXPECT_EQ(fstat(fd->get(), &info), 0);
+    return info.st_blocks * 512;
+  };
+  KeptDevice first(&host_, &vault_);
+  {
+    auto buffer = first.AllocateSparse(kSize, 5000, "a");
+    ASSERT_THAT(buffer, base::IsOk());
+    ASSERT_THAT((*buffer)->Reserve(8192, 4096), base::IsOk());
+    (*buffer)->bytes()[8192] = std::byte{7};
+  }
+  KeptDevice next = NextLife();
+  auto buffer = next.AllocateSparse(kSize, 5000, "a");
+  ASSERT_THAT(buffer, base::IsOk());
+  EXPECT_TRUE((*buffer)->is_adopted());
+  EXPECT_EQ((*buffer)->bytes()[8192], std::byte{7});
+  EXPECT_EQ(host_.shared_bytes_in_use(), 5000);
+  EXPECT_EQ(true_bytes(**buffer), 4096);
+  (*buffer)->Discard(8192, 4096);
+  EXPECT_EQ(true_bytes(**buffer), 0);
+  EXPECT_EQ((*buffer)->bytes()[8192], std::byte{0});
 }
 
 TEST_F(KeptDeviceTest, AnotherSizeOrNameIsRefused) {

@@ -237,6 +237,10 @@ void ControlBlockView::StoreHeld(int unit, uint64_t word) {
   words(layout_.held_offset, unit)->store(word, std::memory_order_release);
 }
 
+uint64_t ControlBlockView::ReadHeld(int unit) const {
+  return words(layout_.held_offset, unit)->load(std::memory_order_acquire);
+}
+
 void ControlBlockView::StoreOpen(Generation generation, Step step) {
   daemon_area()->open.store(
       proto::SequenceWord(generation.value(), step.value()),

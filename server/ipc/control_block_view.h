@@ -82,6 +82,8 @@ class ControlBlockView {
   void StoreConsumed(BucketId bucket, uint64_t word);
   void StorePublished(BucketId bucket, uint64_t word);
   void StoreHeld(int unit, uint64_t word);
+  // What an earlier life of this daemon stored, or its worker since.
+  uint64_t ReadHeld(int unit) const;
   void StoreOpen(Generation generation, Step step);
   // What rank 0 commits with the step, at most kMaxCursorBytes; before
   // StoreCommitted.

@@ -92,6 +92,9 @@ TEST(ControlBlockGatherTest, WordsAreWhereTheWorkerLooks) {
   EXPECT_EQ(view.ReadWanted(699), 7u);
   EXPECT_EQ(view.ReadWanted(698), 0u);
   view.StoreHeld(699, proto::HeldWord(7, proto::HeldState::kHeld, 12));
+  EXPECT_EQ(view.ReadHeld(699),
+            proto::HeldWord(7, proto::HeldState::kHeld, 12));
+  EXPECT_EQ(view.ReadHeld(698), 0u);
   const uint64_t held = word(layout.held_offset, 699)->load();
   EXPECT_TRUE(proto::IsHeldFor(held, 7));
   EXPECT_FALSE(proto::IsHeldFor(held, 9));

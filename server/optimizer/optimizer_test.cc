@@ -724,7 +724,7 @@ class AnyInstructionTest : public OptimizerTest {
       return absl::UnimplementedError("not asked for");
     }
     absl::StatusOr<std::unique_ptr<device::SharedBuffer>> AdoptShared(
-        base::UniqueFd, uint64_t, std::string_view) override {
+        base::UniqueFd, uint64_t, uint64_t, std::string_view) override {
       return absl::UnimplementedError("not asked for");
     }
     absl::StatusOr<std::unique_ptr<device::PrivateBuffer>> AllocatePrivate(

@@ -186,7 +186,7 @@ class UndoFormatTest : public UndoLogTest {
       return absl::UnimplementedError("not asked for");
     }
     absl::StatusOr<std::unique_ptr<device::SharedBuffer>> AdoptShared(
-        base::UniqueFd, uint64_t, std::string_view) override {
+        base::UniqueFd, uint64_t, uint64_t, std::string_view) override {
       return absl::UnimplementedError("not asked for");
     }
     absl::StatusOr<std::unique_ptr<device::PrivateBuffer>> AllocatePrivate(

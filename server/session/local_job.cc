@@ -516,7 +516,8 @@ void LocalJob::ScanSlot(LocalRank rank) {
 void LocalJob::TakeWanted(LocalRank rank) {
   if (!units_.has_value()) return;
   Slot& slot = *slots_[rank.value()];
-  if (slot.state() == SlotState::kClosed) return;
+  // One that is gone wants nothing, whatever its control block says.
+  if (!slot.is_occupied() || slot.state() == SlotState::kClosed) return;
   std::vector<int> changed = std::exchange(scratch_units_, {});
   changed.clear();
   slot.TakeWanted(&changed);
@@ -539,6 +540,36 @@ void LocalJob::DropWanted(LocalRank rank) {
   slot.DropWanted(&dropped);
   for (const int unit : dropped) {
     observer_->OnWanted(rank, unit, slot.wanted(unit));
+  }
+}
+
+void LocalJob::RestoreHeld(
+    absl::FunctionRef<bool(LocalRank, int, uint64_t, WeightVersion)> adopt) {
+  for (int i = 0; units_.has_value() && i < local_world_size(); ++i) {
+    Slot& slot = *slots_[i];
+    // Nor one that has closed the job: see TakeWanted.
+    if (!slot.is_occupied() || slot.state() == SlotState::kClosed) continue;
+    for (int u = 0; u < units_->size(); ++u) {
+      const uint64_t word = slot.view().ReadHeld(u);
+      const uint64_t request = slot.view().ReadWanted(u);
+      const proto::HeldState state = BALLAST_SABOTAGED("session.wanted_is_held")
+                                         ? proto::HeldState::kHeld
+                                         : proto::StateOfHeld(word);
+      const bool is_wanted = request % 2 == 1;
+      if (state == proto::HeldState::kRefused) {
+        // It was told, and gives it back before it asks again.
+        if (is_wanted && proto::IsHeldFor(word, request)) {
+          slot.RestoreWanted(u, request);
+        }
+      } else if (state == proto::HeldState::kHeld) {
+        const WeightVersion version(proto::VersionOfHeld(word));
+        if (is_wanted && adopt(LocalRank(i), u, request, version)) {
+          slot.RestoreWanted(u, request);
+        } else {
+          StoreHeld(LocalRank(i), u, request, proto::HeldState::kNone, {});
+        }
+      }
+    }
   }
 }
 

@@ -26,6 +26,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "proto/control_block.h"
@@ -134,6 +135,14 @@ class LocalJob {
   void Finished(const ipc::StepReport& report);
   void Aborted(Step step, Generation next, const absl::Status& why);
 
+  // After Adopt, before the first Open: what the control blocks of living
+  // workers say is held, with the request that wants it now. `adopt` true: it
+  // is. False: it is not any more, and the next Open asks for it once more. A
+  // worker may have written anything; units and ranks are in bounds.
+  void RestoreHeld(
+      absl::FunctionRef<bool(LocalRank rank, int unit, uint64_t request,
+                             WeightVersion version)>
+          adopt);
   // What became of a request (JobObserver::OnWanted).
   void StoreHeld(LocalRank rank, int unit, uint64_t request,
                  proto::HeldState state, WeightVersion version);

@@ -735,6 +735,67 @@ TEST_F(GatheringJobTest, AnswersAreStoredAndWakeTheWorker) {
   EXPECT_STREQ(process_.daemon()->refusal_text, "no room");
 }
 
+// By the next daemon, of a worker that lives on: what it holds and wants is
+// offered, whatever its request is by now; what the new daemon refuses, or the
+// worker has given back, is not held, and only the former is asked for again.
+TEST_F(GatheringJobTest, WhatControlBlocksSayIsRestored) {
+  using proto::HeldState;
+  using proto::HeldWord;
+  job_->TakeOver(Generation(1), Step(4), /*is_open=*/true);
+  process_.wanted(0)->store(7);
+  process_.held(0)->store(HeldWord(5, HeldState::kHeld, 3));
+  process_.wanted(1)->store(1);
+  process_.held(1)->store(HeldWord(1, HeldState::kHeld, 2));
+  process_.wanted(2)->store(2);
+  process_.held(2)->store(HeldWord(1, HeldState::kHeld, 3));
+  std::vector<std::pair<Want, int64_t>> offered;
+  job_->RestoreHeld(
+      [&](LocalRank rank, int unit, uint64_t request, WeightVersion version) {
+        offered.push_back({{rank.value(), unit, request}, version.value()});
+        return version == WeightVersion(3);
+      });
+  EXPECT_THAT(offered, ElementsAre(std::pair(Want{0, 0, 7}, 3),
+                                   std::pair(Want{0, 1, 1}, 2)));
+  EXPECT_EQ(proto::StateOfHeld(process_.held(0)->load()), HeldState::kHeld);
+  for (const int unit : {1, 2}) {
+    EXPECT_EQ(proto::StateOfHeld(process_.held(unit)->load()),
+              HeldState::kNone);
+  }
+  observer_.wants.clear();
+  job_->Open(Generation(1), Step(4));
+  EXPECT_THAT(observer_.wants, ElementsAre(Want{0, 2, 2}, Want{0, 1, 1}));
+}
+
+// Its last worker heard of the refusal, and a worker that is gone, or has
+// closed the job, wants nothing.
+TEST_F(GatheringJobTest, RefusalsStandAndTheDeadWantNothing) {
+  job_->TakeOver(Generation(1), Step(4), /*is_open=*/true);
+  process_.wanted(0)->store(3);
+  process_.held(0)->store(proto::HeldWord(3, proto::HeldState::kRefused, 0));
+  const auto never = [](LocalRank, int, uint64_t, WeightVersion) {
+    ADD_FAILURE() << "nothing is held";
+    return false;
+  };
+  job_->RestoreHeld(never);
+  job_->Open(Generation(1), Step(4));
+  EXPECT_THAT(observer_.wants, IsEmpty());
+  const auto ends = {+[](LocalJob* job) { job->Close(LocalRank(0)); },
+                     +[](LocalJob* job) {
+                       job->OnLinkGone(LocalRank(0),
+                                       absl::UnavailableError("it died"));
+                     }};
+  for (const auto end : ends) {
+    end(job_.get());
+    observer_.wants.clear();
+    process_.wanted(1)->store(1);
+    process_.held(1)->store(proto::HeldWord(1, proto::HeldState::kHeld, 3));
+    job_->TakeOver(Generation(1), Step(4), /*is_open=*/true);
+    job_->RestoreHeld(never);
+    job_->Open(Generation(1), Step(4));
+    EXPECT_THAT(observer_.wants, IsEmpty());
+  }
+}
+
 TEST_F(GatheringJobTest, InitialValuesAreKeptForTheirOwners) {
   const auto initial = job_->TakeInitial();
   ASSERT_NE(initial, nullptr);

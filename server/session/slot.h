@@ -87,6 +87,8 @@ class Slot {
   // Appends the units whose request has changed; only growing ones count.
   void TakeWanted(std::vector<int>* changed);
   uint64_t wanted(int unit) const { return wanted_[unit]; }
+  // Of an adopted worker: the request was answered by an earlier life.
+  void RestoreWanted(int unit, uint64_t request) { wanted_[unit] = request; }
   // As if the worker wanted nothing any more; appends what it wanted.
   void DropWanted(std::vector<int>* dropped);
   // Has handed over all of the step of `open_word`; has called step in it.

@@ -43,7 +43,8 @@ _AFTER = {
 }
 # Jobs of one node that load nothing do not come to these.
 _ELSEWHERE = {"collective.delta_computed", "collective.delta_written",
-              "daemon.load_finished", "engine.loaded"}
+              "collective.raw_dropped", "daemon.load_finished",
+              "daemon.unit_held", "daemon.unit_not_held", "engine.loaded"}
 
 
 @unittest.skipIf(lab.missing(), lab.missing())

@@ -1,6 +1,8 @@
 """A job whose gradients are a function of (step, rank), and its reference:
 the same run in process, from the scalar kernels."""
 
+import hashlib
+import time
 import zlib
 
 import numpy as np
@@ -88,6 +90,27 @@ def train(session, steps, check=None):
         result = session.step(cursor=b"after %d" % step)
         if check is not None:
             check(step, result)
+
+
+def look(session, pause=0.0):
+    """A digest of all weights, which stay the same for so long; gathered for
+    it, where they are not resident."""
+    names = sorted(session.params)
+
+    def digest():
+        sha = hashlib.sha256()
+        for name in names:
+            sha.update(session.params[name].tobytes())
+        return sha.digest()
+
+    if session.gathers_weights:
+        session.gather(names)
+    seen = digest()
+    time.sleep(pause)
+    assert digest() == seen, "weights changed under their reader"
+    if session.gathers_weights:
+        session.release(names)
+    return seen
 
 
 def weights(session):

@@ -21,7 +21,7 @@ if not lab.missing():
 # One rank per node of the reference job; its last line is a digest of what it
 # ends with.
 _WORKER = """
-import hashlib, sys, time
+import hashlib, sys
 import ballast, job
 node, world, coordinator, steps, pause, exchange = sys.argv[1:]
 s = ballast.Session(job="job", tensors=job.initial(), bucket_bytes=8192,
@@ -36,14 +36,12 @@ for step in s.steps(int(steps)):
     job.fill(s, step)
     s.param_groups[0]["lr"] = job.learning_rate(step)
     s.push("head")
-    time.sleep(float(pause))
+    job.look(s, float(pause))
     result = s.step(cursor=b"after %d" % step)
     errors.append((result.grad_norm, result.relative_error))
     print("step", step, flush=True)
 assert s.cursor == b"after %s" % steps.encode(), s.cursor
-digest = hashlib.sha256()
-for name in sorted(s.params):
-    digest.update(s.params[name].tobytes())
+digest = hashlib.sha256(job.look(s))
 digest.update(repr((result.step, errors, result.lr)).encode())
 s.close()
 print("digest", digest.hexdigest(), flush=True)
@@ -118,6 +116,57 @@ class RelinkTest(Case):
 
     def test_two_nodes_with_delta4(self):
         self.check_restarts(2, "delta4", 6)
+
+    def test_weights_that_are_not_resident(self):
+        self.check_restarts(2, "exact secondary_partition=none", 8)
+
+    def test_encoded_weights_that_are_not_resident(self):
+        self.check_restarts(3, "zeropp secondary_partition=none", 6)
+
+    def test_workers_inside_gather(self):
+        """Their daemons die, one or both: what they hold stays, what they wait
+        for comes from the next ones, and so it goes on."""
+        daemons = self.start_nodes_kept(2)
+        initial = {"held": np.arange(30000, dtype=np.float32),
+                   "asked": np.arange(50000, dtype=np.float32)}
+        victims = {1: [1], 2: [0, 1]}  # by step
+        gathering = {step: threading.Barrier(3) for step in victims}
+        dead = {step: threading.Event() for step in victims}
+
+        def worker(rank):
+            with self.session(daemons, rank, 1, initial,
+                              optimizer={"name": "sgd", "lr": 1.0},
+                              exchange="exact secondary_partition=none",
+                              bucket_bytes=65536) as s:
+                for step in s.steps(2):
+                    s.gather(["held"])
+                    held = s.params["held"]
+                    bits = held.tobytes()
+                    gathering[step].wait(lab.PATIENCE)
+                    self.assertTrue(dead[step].wait(lab.PATIENCE))
+                    self.assertEqual(held.tobytes(), bits)
+                    s.gather(["asked"], timeout=lab.PATIENCE)
+                    self.assertEqual(held.tobytes(), bits)
+                    self.assertBitsEqual(
+                        s.params["asked"], initial["asked"] - (step - 1))
+                    s.release(["held", "asked"])
+                    for name in s.grads:
+                        s.grads[name][...] = 1
+                    s.step(timeout=lab.PATIENCE)
+
+        ranks = lab.in_background(lambda: lab.run_ranks(2, worker))
+        for step, killed in victims.items():
+            gathering[step].wait(lab.PATIENCE)
+            for node in killed:
+                daemons[node].signal(signal.SIGKILL)
+                daemons[node].wait()
+            dead[step].set()
+            # They ask, and nobody is there to answer.
+            time.sleep(0.5)
+            for node in killed:
+                daemons[node].start()
+        ranks()
+        self.assert_nothing_is_left(daemons)
 
     def test_an_upgrade(self):
         """SIGTERM: the daemon ends at its ease, and the next one goes on."""

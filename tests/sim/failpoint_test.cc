@@ -35,6 +35,8 @@ constexpr int kHits[] = {1, 2, 3, 4, 5, 7, 9, 12, 16, 22, 30, 41, 56, 77, 105};
 std::set<std::string> Elsewhere() {
   return {"collective.delta_computed",  // encodes nothing
           "collective.delta_written",
+          "collective.raw_dropped",  // keeps all weights
+          "daemon.unit_held",          "daemon.unit_not_held",
           "ipc.keeper_tell",  // tests/integration/failpoint_test.py
           "snapshot.old_moved"};
 }
@@ -72,7 +74,6 @@ bucket_bytes 8192
 chunk_bytes 8192
 push_order random
 steps 8
-load 6
 hold 10m
 at step 3 nan rank 0
 at step 4 lr rank 1 0.5
@@ -80,6 +81,11 @@ at step 5 crash rank 1 back 3ms
 )"));
   EXPECT_TRUE(parsed.ok()) << parsed.status();
   parsed->has_keepers = true;
+  // Where weights are not resident there is neither.
+  if (exchange.find("secondary_partition") != std::string_view::npos) {
+    return *std::move(parsed);
+  }
+  parsed->loads[6] = false;
   parsed->snapshot_every = 2;
   return *std::move(parsed);
 }
@@ -164,6 +170,29 @@ TEST(FailpointTest, ADeathWhileAJobClosesLeavesNothing) {  // I28
       const std::string rule = absl::StrCat(name, "=kill@", hit);
       EXPECT_EQ(CountDeaths(rule, scenario, hit, /*files=*/nullptr), 1) << rule;
     }
+  }
+}
+
+// Where weights are not resident: whatever workers hold, or wait for.
+TEST(FailpointTest, ADeathWhileWorkersGatherChangesNoBit) {
+  const std::set<std::string> gathering = {
+      "collective.raw_dropped", "daemon.unit_held", "daemon.unit_not_held"};
+  const std::string none = " secondary_partition=none\nunits_at_once 3";
+  for (const std::string& name : Names()) {
+    if (kTakingOver.contains(name) || absl::StartsWith(name, "snapshot.")) {
+      continue;
+    }
+    int deaths = 0;
+    const bool is_gathering = gathering.contains(name);
+    for (const int hit : kHits) {
+      if (!is_gathering && hit % 3 != 1) continue;
+      const std::string rule = absl::StrCat(name, "=kill@", hit);
+      deaths += CountDeaths(rule, "exact" + none, hit);
+      if (hit > 9) continue;
+      deaths +=
+          CountDeaths(rule, "zeropp override:*=int8" + none + "\nnodes 2", hit);
+    }
+    EXPECT_TRUE(deaths > 0 || !is_gathering) << name;
   }
 }
 

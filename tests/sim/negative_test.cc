@@ -61,6 +61,16 @@ constexpr Breakage kBreakages[] = {
      "nodes 2\nexchange delta4 override:*=int4\nbucket_bytes 32768\n"
      "at step 3 corrupt node 0 owner\n",
      "", "is not the reference model's"},
+    // The next daemon takes what is wanted for what is held: frozen ones, whose
+    // version is known.
+    {"session.wanted_is_held",
+     "nodes 2\nexchange exact secondary_partition=none\nunits_at_once 8\n"
+     "tensor base float32 9x2049 frozen\n",
+     "daemon.unit_held=kill@80", "and reads something else"},
+    // Or serves raw initial values in place of those that were encoded.
+    {"collective.codes_forgotten",
+     "nodes 2\nexchange zeropp secondary_partition=none override:*=int8\n",
+     "daemon.unit_held=kill@90", " cannot gather bucket "},
     // An owner dies in step 2, between runs of a chunk of three or after them:
     // half of a difference is applied twice, or all of it.
     {"collective.delta_in_place",

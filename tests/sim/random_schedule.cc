@@ -84,7 +84,6 @@ class Drawing {
     // Such jobs keep no snapshots.
     if (!is_delta_ && !GoesOn() && OneIn(4)) {
       gathers_ = true;
-      relinks_ = false;
       absl::StrAppend(&more, " secondary_partition=none");
     }
     if (!is_exact_) {
@@ -209,8 +208,8 @@ class Drawing {
         }
         return;
       case 4:
-        // Not all jobs are kept, and of several nodes none that has not begun.
-        if ((nodes_ == 1 && !gathers_) || (relinks_ && step > 1)) {
+        // Of several nodes no job is kept that has not begun.
+        if (nodes_ == 1 || (relinks_ && step > 1)) {
           if (GoesOn()) return;
           Say(at, "restart node ", Below(nodes_), " back ", Between(1, 500),
               "ms");

@@ -398,6 +398,8 @@ void SimWorker::UseBackward(int unit) {
       world_->OnViolation(absl::StrCat("I1: rank ", id_.rank, " uses unit ",
                                        unit, ", which is not held any more"));
     }
+    // Whatever has become of the daemon, what is held has its bits.
+    if (!is_done_ && word == word_) ReadUnit(unit);
     PushOne(word, unit);
     if (is_done_ || word != word_) return;
     GiveBack(unit);

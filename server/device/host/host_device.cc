@@ -153,8 +153,9 @@ absl::StatusOr<std::unique_ptr<SharedBuffer>> HostDevice::AllocateSparse(
 }
 
 absl::StatusOr<std::unique_ptr<SharedBuffer>> HostDevice::AdoptShared(
-    base::UniqueFd fd, uint64_t size_bytes, std::string_view name) {
-  RETURN_IF_ERROR(CheckRoom(size_bytes, name));
+    base::UniqueFd fd, uint64_t size_bytes, uint64_t charge_bytes,
+    std::string_view name) {
+  RETURN_IF_ERROR(CheckRoom(charge_bytes, name));
   struct stat info {};
   if (fstat(fd.get(), &info) < 0 ||
       static_cast<uint64_t>(info.st_size) != size_bytes) {
@@ -170,7 +171,7 @@ absl::StatusOr<std::unique_ptr<SharedBuffer>> HostDevice::AdoptShared(
                      std::string(segment.status().message())));
   }
   return std::make_unique<HostSharedBuffer>(*std::move(segment), &shared_bytes_,
-                                            size_bytes, /*is_adopted=*/true);
+                                            charge_bytes, /*is_adopted=*/true);
 }
 
 absl::StatusOr<std::unique_ptr<PrivateBuffer>> HostDevice::AllocatePrivate(

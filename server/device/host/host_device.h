@@ -29,7 +29,8 @@ class HostDevice final : public Device {
       uint64_t size_bytes, uint64_t charge_bytes,
       std::string_view name) override;
   absl::StatusOr<std::unique_ptr<SharedBuffer>> AdoptShared(
-      base::UniqueFd fd, uint64_t size_bytes, std::string_view name) override;
+      base::UniqueFd fd, uint64_t size_bytes, uint64_t charge_bytes,
+      std::string_view name) override;
   absl::StatusOr<std::unique_ptr<PrivateBuffer>> AllocatePrivate(
       uint64_t size_bytes, std::string_view name) override;
   std::unique_ptr<Queue> CreateQueue() override;
