@@ -64,6 +64,7 @@ void JobRoutes::Measure(transport::Transport* transport,
        .job = job_key_,
        .phase = collective::kProbePhase},
       [this, shared](absl::StatusOr<transport::LinkCost> cost) {
+        probe_.reset();  // its buffers are of no more use
         if (cost.ok()) measured_ = ToProto(*cost);
         std::move (*shared)(cost.status());
       });

@@ -64,7 +64,8 @@ absl::Duration LinkModel::DrawDelay(NodeRank from, NodeRank to,
   const absl::Time now = clock_->Now();
   absl::Time& busy_until = busy_until_[{from, has_interfaces_ ? from : to}];
   busy_until = std::max(busy_until, now) + TimeOf(bytes);
-  return busy_until - now + DrawLatency();
+  const absl::Duration wait = busy_until - now - TimeOf(faults_.burst_bytes);
+  return std::max(wait, absl::ZeroDuration()) + DrawLatency();
 }
 
 void LinkModel::CountBytes(NodeRank from, NodeRank to, uint64_t bytes) {

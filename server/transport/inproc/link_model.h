@@ -24,6 +24,9 @@ struct LinkFaults {
   absl::Duration min_delay = absl::Microseconds(5);
   absl::Duration max_delay = absl::Microseconds(50);
   double bytes_per_second = 0;  // 0: no limit
+  // What a shared link lets through at once after it was idle, as a token
+  // bucket does (tc-tbf).
+  uint64_t burst_bytes = 0;
   // Probabilities. Lost frames are gone; lost parts of exchanges are sent
   // again after `resend_delay`, as a reliable transport does.
   double loss = 0;

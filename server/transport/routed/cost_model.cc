@@ -95,6 +95,8 @@ Algorithm Choose(const LinkCost& cost, Pattern pattern, int num_nodes,
   for (int i = 1; i < kNumAlgorithms; ++i) {
     const auto algorithm = static_cast<Algorithm>(i);
     if (!Does(algorithm, pattern, num_nodes)) continue;
+    const bool packs = WorkOf(algorithm, pattern, num_nodes).blocks_copied > 0;
+    if (packs && part_bytes > kMaxPackedBytes) continue;
     const double seconds =
         Predict(cost, algorithm, pattern, num_nodes, part_bytes);
     if (seconds < bound) {

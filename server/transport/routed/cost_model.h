@@ -7,7 +7,9 @@
 // the overhead o of LogP, D. Culler et al., PPoPP 1993), with the bytes that a
 // node sends, not the links it crosses: nodes hang on one switch. A byte costs
 // a tenth more where several nodes send to one at once, as direct does from
-// three nodes on: large parts go in a ring, or by pairs.
+// three nodes on: large parts go in a ring, or by pairs. Parts of more than
+// kMaxPackedBytes are not packed, unless that is forced: packing is work of the
+// control thread.
 //
 // Threading: pure functions of plain values.
 #ifndef SERVER_TRANSPORT_ROUTED_COST_MODEL_H_
@@ -21,6 +23,8 @@
 #include "server/transport/transport.h"
 
 namespace ballast::transport {
+
+inline constexpr uint64_t kMaxPackedBytes = 64 << 10;
 
 // Seconds. All zero: nothing is known, direct is as good as any.
 struct LinkCost {

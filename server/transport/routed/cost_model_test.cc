@@ -22,6 +22,20 @@ TEST(CostModelTest, LargePartsHaveOneSenderAtATime) {
   EXPECT_EQ(Chosen(Pattern::kDeliver, 2, 16 << 20), Algorithm::kDirect);
 }
 
+// A link of 250 Mbit/s whose rounds cost much more than a copy of the part.
+TEST(CostModelTest, PartsThatAreNotSmallAreNotPacked) {
+  constexpr LinkCost kSlow = {5e-3, 10e-6, 1 / 31e6, 1 / 5e9};
+  const auto chosen = [&](uint64_t bytes) {
+    return Choose(kSlow, Pattern::kGather, 16, bytes, std::nullopt);
+  };
+  EXPECT_EQ(chosen(kMaxPackedBytes + 1), Algorithm::kDirect);
+  EXPECT_LT(
+      Predict(kSlow, Algorithm::kDoubling, Pattern::kGather, 16, 1 << 20),
+      0.95 * Predict(kSlow, Algorithm::kDirect, Pattern::kGather, 16, 1 << 20));
+  EXPECT_EQ(Choose(kSlow, Pattern::kGather, 16, 1 << 20, Algorithm::kDoubling),
+            Algorithm::kDoubling);
+}
+
 TEST(CostModelTest, ManyTinyPartsTakeFewMessages) {
   EXPECT_EQ(Chosen(Pattern::kGather, 32, 64), Algorithm::kDoubling);
   EXPECT_EQ(Chosen(Pattern::kGather, 33, 64), Algorithm::kBruck);

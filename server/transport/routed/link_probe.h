@@ -4,8 +4,12 @@
 //
 //   to the next node, 8 bytes      latency + per_message
 //   to all others, 8 bytes each    latency + (N - 1) per_message
-//   to the next node, 64 KiB       latency + per_message + 64 Ki per_byte
+//   to the next node, 1 MiB        latency + per_message + 1 Mi per_byte
 //   a copy of 64 KiB               64 Ki per_copied_byte
+//
+// 1 MiB, because links that are shaped let a burst through at a rate that they
+// do not have: the first try, which does not count, uses it up. A credit of
+// more than 1 MiB is still taken for the rate.
 //
 // Threading: control thread only.
 // Lifetime: borrows transport and clock. Releasing it gives up: `done` is not

@@ -360,34 +360,57 @@ TEST(RoutedTransportTest, APhaseMustLeaveRoomForTheRounds) {
               base::StatusIs(absl::StatusCode::kInvalidArgument));
 }
 
-// What the probe finds is what the links are.
-TEST(LinkProbeTest, MeasuresTheLinks) {
+// What the probes of five nodes find.
+std::vector<LinkCost> Measured(const LinkFaults& faults) {
+  RoutedCluster cluster(5, Algorithm::kDirect, faults);
+  std::vector<LinkCost> costs;
+  std::vector<std::unique_ptr<LinkProbe>> probes(5);
+  for (int node = 0; node < 5; ++node) {
+    auto probe = LinkProbe::Start(
+        {.transport = cluster.node(node),
+         .clock = &cluster.world(),
+         .num_nodes = 5,
+         .generation = Generation(0),
+         .phase = 6},
+        [&costs, &probe = probes[node]](absl::StatusOr<LinkCost> cost) {
+          probe.reset();  // it may be released here
+          ASSERT_THAT(cost, base::IsOk());
+          costs.push_back(*cost);
+        });
+    EXPECT_THAT(probe, base::IsOk());
+    EXPECT_TRUE(costs.empty()) << "never inside Start";
+    probes[node] = *std::move(probe);
+  }
+  cluster.Settle();
+  EXPECT_EQ(costs.size(), 5u);
+  return costs;
+}
+
+LinkFaults LinksOf50MegabytesPerSecond() {
   LinkFaults faults;
   faults.min_delay = faults.max_delay = absl::Microseconds(100);
   faults.bytes_per_second = 50e6;
-  RoutedCluster cluster(5, Algorithm::kDirect, faults);
-  std::vector<LinkCost> costs;
-  std::vector<std::unique_ptr<LinkProbe>> probes;
-  for (int node = 0; node < 5; ++node) {
-    auto probe = LinkProbe::Start({.transport = cluster.node(node),
-                                   .clock = &cluster.world(),
-                                   .num_nodes = 5,
-                                   .generation = Generation(0),
-                                   .phase = 6},
-                                  [&costs](absl::StatusOr<LinkCost> cost) {
-                                    ASSERT_THAT(cost, base::IsOk());
-                                    costs.push_back(*cost);
-                                  });
-    ASSERT_THAT(probe, base::IsOk());
-    EXPECT_TRUE(costs.empty()) << "never inside Start";
-    probes.push_back(*std::move(probe));
-  }
-  cluster.Settle();
-  ASSERT_EQ(costs.size(), 5u);
-  for (const LinkCost& cost : costs) {
+  return faults;
+}
+
+TEST(LinkProbeTest, MeasuresTheLinks) {
+  for (const LinkCost& cost : Measured(LinksOf50MegabytesPerSecond())) {
     // The simulation adds up to 20 us to every event.
     EXPECT_NEAR(cost.latency + cost.per_message, 130e-6, 50e-6);
     EXPECT_NEAR(cost.per_byte, 1 / 50e6, 0.1 / 50e6);
+  }
+}
+
+// A shaped link's burst is not its rate; what is longer than the probe is.
+TEST(LinkProbeTest, ABurstIsNotTakenForTheRate) {
+  LinkFaults faults = LinksOf50MegabytesPerSecond();
+  faults.burst_bytes = 512 << 10;
+  for (const LinkCost& cost : Measured(faults)) {
+    EXPECT_NEAR(cost.per_byte, 1 / 50e6, 0.1 / 50e6);
+  }
+  faults.burst_bytes = 64 << 20;
+  for (const LinkCost& cost : Measured(faults)) {
+    EXPECT_LT(cost.per_byte, 0.5 / 50e6);
   }
 }
 
