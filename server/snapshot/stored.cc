@@ -19,6 +19,7 @@ absl::StatusOr<std::optional<Stored>> FindStored(
     stored.path = newest->path();
   } else {
     ASSIGN_OR_RETURN(stored.path, ResolvePath(job, load));
+    stored.path = PlaceOf(files, stored.path);
   }
   const absl::StatusOr<Manifest> manifest =
       ReadManifest(files, stored.path, &stored.checksum);

@@ -17,12 +17,34 @@ namespace ballast::snapshot {
 namespace {
 
 constexpr char kTemporary[] = ".tmp-";
+constexpr char kReplaced[] = ".old-";
+
+std::string ReplacedPath(std::string_view job, std::string_view name) {
+  return absl::StrCat(std::string(job), "/", kReplaced, std::string(name));
+}
+
+// Whose place `entry` of a job's directory lies aside from, if it does.
+std::optional<std::string> ReplacedName(const DirectoryEntry& entry) {
+  std::string_view name = entry.name;
+  if (!entry.is_directory || !name.starts_with(kReplaced)) return std::nullopt;
+  name.remove_prefix(sizeof(kReplaced) - 1);
+  if (!CheckSnapshotName(name).ok()) return std::nullopt;
+  return std::string(name);
+}
+
+bool Contains(const std::vector<DirectoryEntry>& entries,
+              std::string_view name) {
+  return std::any_of(entries.begin(), entries.end(), [&](const auto& entry) {
+    return entry.is_directory && entry.name == name;
+  });
+}
 
 CatalogEntry Describe(FileSystem& files, const std::string& job,
-                      const std::string& name) {
+                      const std::string& name, bool is_aside) {
   CatalogEntry entry;
   entry.job = job;
   entry.name = name;
+  entry.is_aside = is_aside;
   absl::StatusOr<Manifest> manifest = ReadManifest(files, entry.path());
   if (absl::IsNotFound(manifest.status())) {
     entry.status = absl::DataLossError(
@@ -73,6 +95,10 @@ absl::Status WriteManifest(FileSystem& files, const std::string& directory,
 
 }  // namespace
 
+std::string CatalogEntry::path() const {
+  return is_aside ? ReplacedPath(job, name) : absl::StrCat(job, "/", name);
+}
+
 std::string StepName(int64_t step) {
   return absl::StrFormat("step-%08d", step);
 }
@@ -112,8 +138,14 @@ absl::StatusOr<std::vector<CatalogEntry>> ListSnapshots(FileSystem& files,
   if (absl::IsNotFound(names.status())) return entries;
   RETURN_IF_ERROR(names.status());
   for (const DirectoryEntry& entry : *names) {
-    if (!entry.is_directory || !CheckSnapshotName(entry.name).ok()) continue;
-    entries.push_back(Describe(files, std::string(job), entry.name));
+    const std::optional<std::string> replaced = ReplacedName(entry);
+    const bool is_aside = replaced.has_value() && !Contains(*names, *replaced);
+    if (!is_aside &&
+        (!entry.is_directory || !CheckSnapshotName(entry.name).ok())) {
+      continue;
+    }
+    entries.push_back(Describe(files, std::string(job),
+                               is_aside ? *replaced : entry.name, is_aside));
   }
   std::stable_sort(
       entries.begin(), entries.end(),
@@ -158,8 +190,43 @@ std::string TemporaryPath(std::string_view job, std::string_view id) {
   return absl::StrCat(std::string(job), "/", kTemporary, std::string(id));
 }
 
+std::string PlaceOf(FileSystem& files, const std::string& path) {
+  const size_t slash = path.find('/');
+  const std::string job = path.substr(0, slash);
+  const std::string aside = ReplacedPath(job, path.substr(slash + 1));
+  const auto names = files.List(job);
+  const bool is_aside = names.ok() &&
+                        !Contains(*names, path.substr(slash + 1)) &&
+                        Contains(*names, aside.substr(slash + 1));
+  return is_aside ? aside : path;
+}
+
+absl::Status RestoreReplaced(FileSystem& files, std::string_view job) {
+  auto names = files.List(job);
+  if (absl::IsNotFound(names.status())) return absl::OkStatus();
+  RETURN_IF_ERROR(names.status());
+  for (const DirectoryEntry& entry : *names) {
+    const std::optional<std::string> name = ReplacedName(entry);
+    if (!name.has_value()) continue;
+    const std::string aside = ReplacedPath(job, *name);
+    if (Contains(*names, *name)) {  // it came, perhaps in the last moment
+      RETURN_IF_ERROR(files.SyncDirectory(job));
+      RETURN_IF_ERROR(files.RemoveAll(aside));
+      continue;
+    }
+    const absl::Status back =
+        files.Rename(aside, absl::StrCat(std::string(job), "/", *name));
+    // Another node of the job may have been quicker.
+    if (absl::IsNotFound(back) || absl::IsAlreadyExists(back)) continue;
+    RETURN_IF_ERROR(back);
+    RETURN_IF_ERROR(files.SyncDirectory(job));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status RemoveTemporary(FileSystem& files, std::string_view job,
                              std::string_view id) {
+  RETURN_IF_ERROR(RestoreReplaced(files, job));
   auto names = files.List(job);
   if (absl::IsNotFound(names.status())) return absl::OkStatus();
   RETURN_IF_ERROR(names.status());
@@ -182,19 +249,25 @@ absl::Status PublishSnapshot(FileSystem& files, const Manifest& manifest,
   RETURN_IF_ERROR(WriteManifest(files, directory, manifest));
   BALLAST_FAILPOINT("snapshot.before_rename");
   const std::string path = absl::StrCat(manifest.job, "/", std::string(name));
-  const std::string old =
-      TemporaryPath(manifest.job, absl::StrCat("old-", manifest.id));
+  const std::string aside = ReplacedPath(manifest.job, name);
   absl::Status renamed = files.Rename(directory, path);
   if (absl::IsAlreadyExists(renamed)) {
-    RETURN_IF_ERROR(files.Rename(path, old));
+    // Of an earlier one; its place is taken, so it is of no more use.
+    RETURN_IF_ERROR(files.SyncDirectory(manifest.job));
+    RETURN_IF_ERROR(files.RemoveAll(aside));
+    RETURN_IF_ERROR(files.Rename(path, aside));
     BALLAST_FAILPOINT("snapshot.old_moved");
-    renamed = files.Rename(directory, path);
+    renamed = files.SyncDirectory(manifest.job);
+    if (renamed.ok()) renamed = files.Rename(directory, path);
+    if (!renamed.ok()) {
+      files.Rename(aside, path).IgnoreError();  // or by RestoreReplaced, later
+    }
   }
   RETURN_IF_ERROR(renamed);
   BALLAST_FAILPOINT("snapshot.renamed");
   RETURN_IF_ERROR(files.SyncDirectory(manifest.job));
   RETURN_IF_ERROR(files.SyncDirectory(""));
-  return files.RemoveAll(old);
+  return files.RemoveAll(aside);
 }
 
 absl::Status PruneSnapshots(FileSystem& files, std::string_view job, int keep) {

@@ -1,7 +1,9 @@
 // The snapshots below a root: ROOT/JOB/NAME/, NAME is "step-00000123" unless a
 // user chose one. What is being written or removed lies in ROOT/JOB/.tmp-ID/
 // and becomes a snapshot by one rename, with everything in it durable: a crash
-// at any instant leaves whole snapshots and, at worst, a .tmp- directory.
+// at any instant leaves whole snapshots and, at worst, a .tmp- directory. One
+// that is replaced by another of its name lies aside in ROOT/JOB/.old-NAME/
+// until that one is there: if it never comes, it is the snapshot NAME still.
 //
 // Threading: pure functions over a file system; they block.
 #ifndef SERVER_SNAPSHOT_FILES_CATALOG_H_
@@ -23,13 +25,14 @@ namespace ballast::snapshot {
 struct CatalogEntry {
   std::string job;
   std::string name;
-  absl::Status status;  // of the manifest; files are not looked at
+  bool is_aside = false;  // see RestoreReplaced
+  absl::Status status;    // of the manifest; files are not looked at
   int64_t step = 0;
   int num_nodes = 0;
   int world_size = 0;
   uint64_t size_bytes = 0;  // of its files
 
-  std::string path() const { return job + "/" + name; }
+  std::string path() const;
 };
 
 std::string StepName(int64_t step);
@@ -52,8 +55,14 @@ absl::StatusOr<std::vector<CatalogEntry>> ListAllSnapshots(FileSystem& files);
 absl::StatusOr<std::optional<CatalogEntry>> FindNewest(FileSystem& files,
                                                        std::string_view job);
 
+// Where "JOB/NAME" lies: there, or aside.
+std::string PlaceOf(FileSystem& files, const std::string& path);
+// Gives those their name again that lie aside because their writer died before
+// it had put another one in their place. Not while the job is writing.
+absl::Status RestoreReplaced(FileSystem& files, std::string_view job);
+
 std::string TemporaryPath(std::string_view job, std::string_view id);
-// Whatever an interrupted writer left, but that of `id`.
+// Whatever an interrupted writer left, but that of `id`; after RestoreReplaced.
 absl::Status RemoveTemporary(FileSystem& files, std::string_view job,
                              std::string_view id);
 // The files of the manifest lie in TemporaryPath, durable: makes the snapshot

@@ -75,6 +75,58 @@ TEST(CatalogTest, ReplacesOneOfTheSameName) {
   EXPECT_EQ((*FindNewest(files, "job"))->step, 4);
 }
 
+// Two renames take the place of one: the one before is there until then, even
+// if nobody goes on, or is found where it was put aside.
+TEST(CatalogTest, ACrashWhileOneIsReplacedLosesNone) {  // I2
+  int64_t changes = 0;
+  {
+    MemoryFileSystem files;
+    WriteStep(files, 1, "last");
+    Manifest manifest = SmallManifest(2, 1);
+    manifest.id = "id-2";
+    WriteShards(files, &manifest);
+    const int64_t before = files.changes();
+    ASSERT_THAT(PublishSnapshot(files, manifest, "last"), IsOk());
+    changes = files.changes() - before;
+  }
+  int aside = 0;
+  for (int64_t at = 0; at <= changes; ++at) {
+    for (uint64_t seed = 0; seed < 40; ++seed) {
+      MemoryFileSystem files;
+      WriteStep(files, 1, "last");
+      Manifest manifest = SmallManifest(2, 1);
+      manifest.step = manifest.optimizer_step = 2;
+      manifest.id = "id-2";
+      WriteShards(files, &manifest);
+      files.FailAfter(at);
+      const bool is_published = PublishSnapshot(files, manifest, "last").ok();
+      base::SeededRandom random(seed);
+      if (seed % 2 == 0) {
+        files.Crash(&random);
+      } else {
+        files.FailAfter(INT64_MAX);  // the writer heard of it, and lives
+      }
+      for (const bool is_restored : {false, true}) {
+        const auto newest = FindNewest(files, "job");
+        ASSERT_THAT(newest.status(), IsOk()) << at << " " << seed;
+        ASSERT_TRUE(newest->has_value()) << at << " " << seed;
+        EXPECT_EQ((*newest)->name, "last");
+        if (is_published) {
+          EXPECT_EQ((*newest)->step, 2);
+        }
+        EXPECT_THAT(SnapshotReader::Open(files, (*newest)->path()).status(),
+                    IsOk());
+        aside += (*newest)->is_aside;
+        EXPECT_EQ(PlaceOf(files, "job/last"), (*newest)->path());
+        EXPECT_TRUE(!is_restored || (*newest)->path() == "job/last");
+        EXPECT_THAT(RemoveTemporary(files, "job", ""), IsOk());
+      }
+      EXPECT_THAT(Names(files), ElementsAre("last")) << at << " " << seed;
+    }
+  }
+  EXPECT_GT(aside, 10);
+}
+
 TEST(CatalogTest, NeedsAllFilesBeforeTheManifest) {
   MemoryFileSystem files;
   Manifest manifest = SmallManifest(2, 1);

@@ -253,6 +253,16 @@ void MemoryFileSystem::CrashNode(Node* node, base::Random* random) {
   for (const auto& [name, child] : node->durable) {
     if (!node->now.contains(name) && random->Below(2) == 0) names.erase(name);
   }
+  // A rename is one change: what it moved has one name, or the other.
+  const auto is_in = [](const Names& some, const std::shared_ptr<Node>& child) {
+    return std::any_of(some.begin(), some.end(),
+                       [&](const auto& item) { return item.second == child; });
+  };
+  for (const auto& [name, child] : node->now) {
+    if (is_in(node->durable, child) && !is_in(names, child)) {
+      names[name] = child;
+    }
+  }
   node->now = node->durable = std::move(names);
   for (const auto& [name, child] : node->now) CrashNode(child.get(), random);
 }
