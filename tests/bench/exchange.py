@@ -21,6 +21,8 @@ A row is a mean over K steps after one that is not counted:
   processor         seconds of all processes divided by the cores: the floor
                     of any row on one machine; above 60 % of the wire's time,
                     marked (!), the row measures the processor, not the link
+
+Then what each row's job measured of its links, and the algorithms it chose.
 """
 
 import os
@@ -92,6 +94,9 @@ def main(argv: List[str]) -> int:
     add_ratios(rows, os.cpu_count() or 1)
     print(on_lab.title(options, result))
     print(table(rows))
+    for row in rows:
+        if row.get("routes"):
+            print("%s: %s" % (row["name"], row["routes"]))
     on_lab.write(options.json, rows)
     return on_lab.judge(rows)
 

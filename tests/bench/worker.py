@@ -317,6 +317,7 @@ def exchange(name: str, options: argparse.Namespace) -> Dict[str, Any]:
                 getattr(last, count), distributed.ReduceOp.MAX))
         row["stage_seconds"] = last.stage_seconds
         row["relative_error"] = last.relative_error
+        row["routes"] = session.stats().get("routes", "")
     return row
 
 
