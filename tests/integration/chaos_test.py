@@ -8,6 +8,7 @@ drawn (the time). What is drawn is repeated by a seed, the moment is not.
 """
 
 import os
+import subprocess
 import sys
 import time
 import unittest
@@ -47,13 +48,15 @@ class Case(nodes.NodesCase, kept.KeptCase):
                 options, address=daemons[rank // workers].address,
                 workers=workers, coordinator=coordinator))
 
-    def weather(self, ranks, kinds, homes=(), link=None):
+    def weather(self, ranks, kinds, homes=(), link=None, watch=None):
         """The storm over a job, to the job's end: its last step."""
         hits = storm.Storm(_SEED, ranks, homes, link)
         self.addCleanup(lambda: print("%d events: %s" % (
             len(hits.told), ", ".join(hits.told)), file=sys.stderr))
         hits.begin()
         hits.run(kinds)
+        if watch is not None:
+            watch(homes, hits.mind)
         last = ranks.step() + _MARGIN
         with open(self.stop + ".new", "w", encoding="ascii") as stream:
             stream.write(str(last))
@@ -86,11 +89,14 @@ class Case(nodes.NodesCase, kept.KeptCase):
                           for lives in ranks.lives},
                          {(str(last), expected[last][0])})
 
-    def check(self, exchange, kinds, workers=3, link=None):
-        """`kinds`: of events, and how many of each."""
+    def check(self, exchange, kinds, workers=3, link=None, settings=(),
+              watch=None):
+        """`kinds`: of events, and how many of each; `settings`: of all
+        daemons; `watch(homes, mind)` is called after the storm, before the
+        job ends."""
         count = len(link.names) if link else 1
-        homes = [chaos.Home(self, *storm.settings(link, node), http=True,
-                            **storm.places(link, node))
+        homes = [chaos.Home(self, *storm.settings(link, node), *settings,
+                            http=True, **storm.places(link, node))
                  for node in range(count)]
         daemons = [home.daemon for home in homes]
         coordinator = storm.coordinator(link)
@@ -106,7 +112,7 @@ class Case(nodes.NodesCase, kept.KeptCase):
         before = [home.holds() for home in homes]
         ranks = self.start_ranks(daemons, workers, coordinator, stop=self.stop,
                                  exchange=exchange)
-        last = self.weather(ranks, kinds, homes, link)
+        last = self.weather(ranks, kinds, homes, link, watch)
         self.check_bits(ranks, last, count, workers, exchange)
         self.assertGreaterEqual(sum(home.deaths for home in homes),
                                 kinds.get("daemon", 0))
@@ -148,7 +154,8 @@ class ChaosTest(Case):
 class CableTest(Case):
     """Nodes in network namespaces."""
 
-    def check_nodes(self, exchange, count, workers, **kinds):
+    def check_nodes(self, exchange, count, workers, settings=(), watch=None,
+                    **kinds):
         # After all other cleanups.
         self.addCleanup(lambda: self.assertEqual(namespaces.left(), []))
         link = namespaces.Link(count)
@@ -157,7 +164,8 @@ class CableTest(Case):
         self.check(exchange, dict(
             {"daemon": _KILLS // 2, "all_daemons": few, "keeper": few,
              "stopped_worker": few, "stopped_daemon": few, "lost_daemon": few,
-             "short_cut": few, "long_cut": few}, **kinds), workers, link)
+             "short_cut": few, "long_cut": few}, **kinds), workers, link,
+                   settings, watch)
 
     def test_two_nodes(self):
         self.check_nodes("exact", 2, 2, worker=_KILLS // 2)
@@ -167,6 +175,33 @@ class CableTest(Case):
 
     def test_two_nodes_whose_workers_live(self):
         self.check_nodes("delta4", 2, 2)
+
+    def test_two_nodes_that_keep_copies(self):
+        """Of every few steps, in memory and in files: one of each is whole
+        after all that, and the files of it are as they should be."""
+        directory = os.path.join(self.records, "snapshots")
+        os.mkdir(directory)
+
+        def copies(homes, mind):
+            def is_whole():
+                mind()
+                told = homes[0].daemon.control("job", "job") or {}
+                return (told.get("replicas", {}).get("made", 0) > 0
+                        and told.get("snapshots", {}).get("saved", 0) > 0)
+
+            lab.poll(is_whole, "a replica and a snapshot are whole")
+
+        self.check_nodes(
+            "zeropp", 2, 1, worker=_KILLS // 2, watch=copies,
+            settings=["snapshots.directory=" + directory,
+                      "snapshots.every_steps=5", "snapshots.keep=2",
+                      "replicas.every_steps=3"])
+        saved = [entry for entry in os.listdir(os.path.join(directory, "job"))
+                 if not entry.startswith(".")]
+        self.assertTrue(saved)
+        for name in saved:
+            subprocess.run([os.environ["BALLASTCTL"], "checkpoint", "verify",
+                            os.path.join(directory, "job", name)], check=True)
 
 
 if __name__ == "__main__":
