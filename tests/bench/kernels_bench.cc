@@ -7,7 +7,8 @@
 // counts both too; a row alternates with memcpy and the best of its rounds
 // stands against the best of memcpy's rounds.
 //
-// `read` does nothing but load. encode/NAME-window encodes all into the room of
+// `adamw` writes fp32 weights, `adamw/bf16` bf16 ones; `read` does nothing but
+// load. encode/NAME-window encodes all into the room of
 // one chunk, as between nodes, where the link takes the codes from the cache.
 #include <algorithm>
 #include <array>
@@ -23,6 +24,7 @@
 #include <vector>
 
 #include "kernels/codec.h"
+#include "kernels/dtype.h"
 #include "kernels/host/host.h"
 #include "kernels/hyper_parameters.h"
 #include "nlohmann/json.hpp"
@@ -94,8 +96,14 @@ class Bench {
     rows.push_back({"read", 4 * n, [this] { Read(); }});
     rows.push_back({"tree_sum/4", 20 * n, [this] { TreeSum(); }});
     rows.push_back({"norm", 4 * n, [this] { Norm(); }});
-    rows.push_back({"adamw", 30 * n, [this] { AdamW(); }});
-    rows.push_back({"adamw-undo", 42 * n, [this] { AdamWUndo(); }});
+    // Read: w, m, v, g. Written: w, m, v and the weight in its own type; with
+    // undo the old w, m, v too, which are in the cache.
+    rows.push_back({"adamw", 32 * n, [this] { AdamW(DType::kFloat32); }});
+    rows.push_back(
+        {"adamw-undo", 44 * n, [this] { AdamWUndo(DType::kFloat32); }});
+    rows.push_back({"adamw/bf16", 30 * n, [this] { AdamW(DType::kBFloat16); }});
+    rows.push_back(
+        {"adamw-undo/bf16", 42 * n, [this] { AdamWUndo(DType::kBFloat16); }});
     rows.push_back({"cast/bf16", 6 * n, [this] { Cast(); }});
     AddCodec("int8", {.bits = 8, .block = 256}, &rows);
     AddCodec("int4", {.bits = 4, .block = 128}, &rows);
@@ -153,24 +161,25 @@ class Bench {
     if (sum == 0) std::puts("no norm");  // the sum is used
   }
 
-  void AdamW() {
-    ForEachChunk([this](int64_t i, int64_t count) {
+  void AdamW(DType dtype) {
+    ForEachChunk([this, dtype](int64_t i, int64_t count) {
       kernels_.optimizer_step(OptimizerKind::kAdamW, scalars_, count,
                               memory_[0].floats() + i, memory_[1].floats() + i,
                               memory_[2].floats() + i, memory_[3].floats() + i,
-                              DType::kBFloat16, memory_[4].bytes() + 2 * i);
+                              dtype, memory_[4].bytes() + SizeOf(dtype) * i);
     });
   }
 
   // One record of a chunk, used again and again, as a pool thread does.
-  void AdamWUndo() {
+  void AdamWUndo(DType dtype) {
     float* const record = memory_[5].floats();
     std::atomic<int64_t> saved = 0;
     ForEachChunk([&](int64_t i, int64_t count) {
       kernels_.optimizer_step_undo(
           OptimizerKind::kAdamW, scalars_, count, memory_[0].floats() + i,
           memory_[1].floats() + i, memory_[2].floats() + i,
-          memory_[3].floats() + i, DType::kBFloat16, memory_[4].bytes() + 2 * i,
+          memory_[3].floats() + i, dtype,
+          memory_[4].bytes() + SizeOf(dtype) * i,
           {record, record + kChunkElements, record + 2 * kChunkElements, &saved,
            0});
     });

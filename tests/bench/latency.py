@@ -4,8 +4,10 @@ workers in the same run.
     tools/bench latency [--nodes N] [--workers W] [--rate R] [--repeats K]
         [--json FILE]
 
-The model is one tensor of 64 elements, the optimizer SGD with rate 0: what is
-left is control: push, sums, vote, commit, update, publish, wake-up.
+The model is T tensors of 64 elements, the optimizer SGD with rate 0: what is
+left is control: push, sums, vote, commit, update, publish, wake-up. Rows are
+latency/PRESET/T, and latency/PRESET/T/B with buckets of B bytes: many small
+tensors share a bucket, many small buckets pay an exchange each.
 ratio_to_peer is the step's p50 divided by the barrier's.
 """
 
@@ -16,10 +18,10 @@ import on_lab
 
 
 def table(rows: List[on_lab.Row]) -> str:
-    lines = ["%-18s %12s %12s %16s" % ("", "p50 µs", "p99 µs",
+    lines = ["%-24s %12s %12s %16s" % ("", "p50 µs", "p99 µs",
                                        "p50 of barrier")]
     for row in rows:
-        lines.append("%-18s %12.1f %12.1f %16s" % (
+        lines.append("%-24s %12.1f %12.1f %16s" % (
             row["name"], 1e6 * row["p50_seconds"], 1e6 * row["p99_seconds"],
             on_lab.shown(row, "ratio_to_peer", "%.2fx")))
     return "\n".join(lines)
@@ -30,7 +32,8 @@ def main(argv: List[str]) -> int:
     parser.add_argument("--repeats", type=int, default=1000)
     options = parser.parse_args(argv)
     rows = on_lab.measured(
-        ["barrier", "latency/exact"], nodes=options.nodes,
+        ["barrier", "latency/exact/1", "latency/exact/1024",
+         "latency/exact/1024/8192"], nodes=options.nodes,
         workers=options.workers, rate=options.rate, elements=64,
         repeats=options.repeats)["rows"]
     for row in rows[1:]:

@@ -8,7 +8,8 @@ the order of the arguments and on the same links:
     memcpy                all cores at once, read and written bytes per second
     exchange/PRESET       steps: gradients pushed, reduced, weights published
     barrier               Gloo's
-    latency/PRESET        steps of a model of one tensor
+    latency/PRESET/T[/B]  steps of T tensors of 64 elements, in buckets of B
+                          bytes (without: the daemon's)
     memory/PRESET         what the daemon's memory grows by
 
 What is measured lies between two barriers; seconds are the slowest rank's
@@ -253,10 +254,13 @@ def durations(name: str, once: Callable[[], None],
 
 
 def latency(name: str, options: argparse.Namespace) -> Dict[str, Any]:
-    with ballast.Session(job=name.replace("/", "-"),
-                         tensors={"w": np.zeros(64, np.float32)},
+    _, preset, count, *bucket_bytes = name.split("/")
+    tensors = {"w%d" % i: np.zeros(64, np.float32) for i in range(int(count))}
+    with ballast.Session(job=name.replace("/", "-"), tensors=tensors,
                          optimizer={"name": "sgd", "lr": 0.0},
-                         exchange=name.partition("/")[2]) as session:
+                         exchange=preset,
+                         bucket_bytes=int(bucket_bytes[0])
+                         if bucket_bytes else None) as session:
         row = durations(name, session.step, options.repeats)
         distributed.barrier()
     return row

@@ -62,7 +62,8 @@ class Session:
         torchrun's RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK,
         else to one rank.
       tenant: whose job it is ("default").
-      bucket_bytes: size of a bucket; None: the daemon's.
+      bucket_bytes: size of a bucket; None: the daemon's. Small tensors share
+        one; each bucket pays exchanges of its own.
       hold: seconds that the job is kept while a worker is missing; None: the
         daemon's.
 
