@@ -85,7 +85,7 @@ class Report {
  public:
   explicit Report(const Arguments& arguments) : arguments_(arguments) {}
 
-  // `arguments`: what to add to `ballast_sim --seeds S..S+1` to repeat it.
+  // `arguments`: what to add to `--seeds S..S+1` to repeat it.
   void Add(uint64_t seed, const std::string& arguments, const std::string& text,
            const Result& result) {
     faults_ += result.faults;
@@ -95,7 +95,8 @@ class Report {
     if (arguments_.is_verbose) std::cout << text;
     if (arguments_.is_verbose || !result.passed()) {
       std::cout << absl::StrFormat(
-          "ballast_sim --seeds %d..%d %s: trace %x, %d faults, %d aborts, %s\n",
+          "bazel run //tests/sim:ballast_sim -- --seeds %d..%d %s\n  trace %x, "
+          "%d faults, %d aborts, %s\n",
           seed, seed + 1, arguments, result.trace_hash, result.faults,
           result.aborts, absl::FormatDuration(result.virtual_time));
     }
@@ -151,7 +152,7 @@ int Main(int argc, char** argv) {
   for (uint64_t seed = arguments.first_seed; seed < arguments.end_seed;
        ++seed) {
     for (const Scenario& scenario : *scenarios) {
-      report.Add(seed, absl::StrCat("--scenario ", scenario.name, ".txt"), "",
+      report.Add(seed, absl::StrCat("--scenario ", scenario.path), "",
                  RunTwice(scenario, seed));
     }
   }

@@ -36,6 +36,11 @@ void Add(const Result& more, Result* result) {
   result->virtual_time += more.virtual_time;
 }
 
+void Count(Fault::Kind kind, int64_t times, Result* result) {
+  result->faults += static_cast<int>(times);
+  result->faults_by_kind[static_cast<size_t>(kind)] += static_cast<int>(times);
+}
+
 // Ends in the middle, by `schedule`'s power failure, or at its own end.
 Result RunUntilPowerFails(const Schedule& schedule, const Scenario& scenario,
                           uint64_t seed, const kernels::Kernels& kernels,
@@ -54,7 +59,9 @@ Result RunUntilPowerFails(const Schedule& schedule, const Scenario& scenario,
     result.trace_hash = cluster.clock().trace_hash();
     files->Crash(&random);
   }
-  ++result.faults;
+  Count(Fault::Kind::kPowerFails, 1, &result);
+  Count(Fault::Kind::kDiskFails, files->failures(), &result);
+  Count(Fault::Kind::kDiskFull, files->refusals(), &result);
   return result;
 }
 
@@ -138,7 +145,11 @@ absl::StatusOr<Scenario> LoadScenario(const std::string& path) {
   if (!file) return absl::NotFoundError(absl::StrCat("no scenario ", path));
   const std::string text((std::istreambuf_iterator<char>(file)),
                          std::istreambuf_iterator<char>());
-  return ParseScenario(std::filesystem::path(path).stem().string(), text);
+  ASSIGN_OR_RETURN(
+      Scenario scenario,
+      ParseScenario(std::filesystem::path(path).stem().string(), text));
+  scenario.path = path;
+  return scenario;
 }
 
 absl::StatusOr<std::vector<Scenario>> LoadScenarios(const std::string& path) {

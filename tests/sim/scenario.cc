@@ -191,9 +191,9 @@ absl::Status ParseCorruption(Line* line, Fault* fault) {
 }
 
 // In the order of Fault::Kind.
-constexpr std::string_view kFaultNames[] = {"nan",   "infinity", "lr",
-                                            "crash", "kill",     "slow",
-                                            "cut",   "corrupt",  "restart"};
+constexpr std::string_view kFaultNames[] = {
+    "nan", "infinity", "lr",      "crash",      "kill",      "slow",
+    "cut", "corrupt",  "restart", "disk_fails", "disk_full", "power_fails"};
 static_assert(std::size(kFaultNames) == Fault::kNumKinds);
 
 // at step S WHAT (rank R | node N) [value] [for|back after DURATION]
@@ -202,10 +202,10 @@ absl::Status ParseFault(Line* line, Scenario* scenario) {
   if (!line->Is("step")) return absl::InvalidArgumentError("at step S …");
   ASSIGN_OR_RETURN(fault.step, Integer<int64_t>(line->Take()));
   const auto* const name = std::ranges::find(kFaultNames, line->Take());
-  if (name == std::end(kFaultNames)) {
+  fault.kind = static_cast<Fault::Kind>(name - std::begin(kFaultNames));
+  if (fault.kind >= Fault::kFirstOfNoStep) {
     return absl::InvalidArgumentError("unknown fault");
   }
-  fault.kind = static_cast<Fault::Kind>(name - std::begin(kFaultNames));
   const bool is_node = line->Is("node");
   if (!is_node && !line->Is("rank")) {
     return absl::InvalidArgumentError("rank R or node N is missing");

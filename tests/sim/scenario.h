@@ -35,8 +35,13 @@ struct Fault {
     kPartition,   // node is cut off from the others
     kCorrupt,     // a bit of the node's published weights flips
     kRestart,     // node's daemon dies; the next goes on with what was kept
+    // Of the disk and all machines; no step's.
+    kDiskFails,   // a change fails
+    kDiskFull,    // a write has no room
+    kPowerFails,  // all stops, and what was not synced may be lost
   };
-  static constexpr size_t kNumKinds = 9;
+  static constexpr size_t kNumKinds = 12;
+  static constexpr Kind kFirstOfNoStep = Kind::kDiskFails;
   Kind kind;
   int64_t step = 1;
   int where = 0;  // rank, or node
@@ -56,6 +61,7 @@ std::string_view Name(Fault::Kind kind);
 
 struct Scenario {
   std::string name = "unnamed";
+  std::string path;  // of its file; empty: it has none
   int nodes = 1;
   int workers = 1;  // per node
   std::vector<layout::TensorSpec> tensors;

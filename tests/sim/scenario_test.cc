@@ -59,6 +59,7 @@ TEST(ScenarioTest, NamesTheLineThatIsWrong) {
       "link lag 3",
       "hold forever",
       "at step 3 explode rank 0",
+      "at step 3 power_fails node 0",
       "at step 3 nan rank 7",
       "at step 3 nan",
       "at step 3 corrupt rank 0",

@@ -41,6 +41,14 @@ TEST_P(ScenarioTest, Passes) {
 INSTANTIATE_TEST_SUITE_P(All, ScenarioTest, ::testing::ValuesIn(Scenarios()),
                          [](const auto& info) { return info.param.name; });
 
+TEST(SimTest, AScenarioSaysWhereItIs) {  // the command that repeats it does
+  for (const Scenario& scenario : Scenarios()) {
+    const auto again = LoadScenario(scenario.path);
+    ASSERT_TRUE(again.ok()) << again.status();
+    EXPECT_EQ(again->name, scenario.name);
+  }
+}
+
 TEST(SimTest, OtherSeedsAreOtherRunsOfTheSameTraining) {
   const Scenario scenario = Scenarios()[0];
   const Result a = RunOnce(scenario, 1);

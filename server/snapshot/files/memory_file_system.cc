@@ -67,6 +67,7 @@ class MemoryFile final : public File {
     const uint64_t more = size_bytes - node_->data.size();
     if (more >
         system_->capacity_ - std::min(system_->capacity_, system_->bytes())) {
+      ++system_->refusals_;
       return absl::ResourceExhaustedError(
           absl::StrCat("cannot write ", path_, ": No space left on device"));
     }
@@ -98,6 +99,7 @@ absl::Status MemoryFileSystem::Change(std::string_view path) {
   }
   if (failures_left_ == 0) return absl::OkStatus();
   --failures_left_;
+  ++failures_;
   return absl::InternalError(absl::StrCat("cannot change ", std::string(path),
                                           ": Input/output error"));
 }

@@ -47,7 +47,9 @@ class MemoryFileSystem final : public FileSystem {
   void Crash(base::Random* random);
 
   int64_t changes() const { return changes_; }
-  uint64_t bytes() const;  // of all files
+  int64_t failures() const { return failures_; }  // FailAfter's
+  int64_t refusals() const { return refusals_; }  // for want of room
+  uint64_t bytes() const;                         // of all files
 
   // For tests: the bytes of a file, to look at or to damage; null: none.
   std::string* Contents(std::string_view path);
@@ -73,6 +75,8 @@ class MemoryFileSystem final : public FileSystem {
   int64_t changes_ = 0;
   int64_t changes_left_ = INT64_MAX;
   int64_t failures_left_ = 0;
+  int64_t failures_ = 0;
+  int64_t refusals_ = 0;
 };
 
 }  // namespace ballast::snapshot
