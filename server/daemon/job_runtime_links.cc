@@ -305,8 +305,10 @@ void JobRuntime::GoOn(const v1::View& view) {
     parts_.log(absl::StrCat("exchanges job=", parts_.job->spec().name, " ",
                             routes_.Describe()));
   }
+  BALLAST_FAILPOINT("relink.agreed");
   const absl::Status kept = KeepOutcome(generation_, view, *plan_, record_);
   if (!kept.ok()) return Fail(kept);
+  BALLAST_FAILPOINT("relink.recorded");
   if (weights_ != nullptr) {
     weights_->GoOn(WeightVersion(first_step_.value() - 1),
                    /*is_published=*/!view.has_commit());

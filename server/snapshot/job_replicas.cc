@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/base/failpoint.h"
 #include "server/base/status_macros.h"
 #include "server/layout/replica_holder.h"
 #include "server/snapshot/files/catalog.h"
@@ -232,8 +233,11 @@ void JobReplicas::CheckAndPlace() {
         ASSIGN_OR_RETURN(const std::unique_ptr<File> file,
                          files->Open(absl::StrCat(from, "/", info.name)));
         RETURN_IF_ERROR(CheckShard(*file, info, cancelled.get()));
+        BALLAST_FAILPOINT("replica.fetched");
         RETURN_IF_ERROR(files->RemoveAll(to));
-        return files->Rename(from, to);
+        RETURN_IF_ERROR(files->Rename(from, to));
+        BALLAST_FAILPOINT("replica.placed");
+        return absl::OkStatus();
       },
       [this, id = making_->id](const absl::Status& status) {
         if (!making_.has_value() || making_->id != id) return;
@@ -263,6 +267,7 @@ void JobReplicas::KeepOnly(int64_t version) {
                          files->List(job));
         for (const DirectoryEntry& entry : entries) {
           if (entry.name == kept || !IsStepName(entry.name)) continue;
+          BALLAST_FAILPOINT("replica.pruning");
           RETURN_IF_ERROR(files->RemoveAll(absl::StrCat(job, "/", entry.name)));
         }
         return absl::OkStatus();

@@ -40,11 +40,14 @@ _AFTER = {
     "daemon.restored": "engine.vote=kill@3",
     "daemon.taken_over": "engine.vote=kill@3",
     "optimizer.undo.restored": "optimizer.chunk.updated=kill@7",
+    "relink.agreed": "engine.vote=kill@3",
+    "relink.recorded": "engine.vote=kill@3",
 }
 # Jobs of one node that load nothing do not come to these.
 _ELSEWHERE = {"collective.delta_computed", "collective.delta_written",
               "collective.raw_dropped", "daemon.load_finished",
-              "daemon.unit_held", "daemon.unit_not_held", "engine.loaded"}
+              "daemon.unit_held", "daemon.unit_not_held", "engine.loaded",
+              "replica.fetched", "replica.placed", "replica.pruning"}
 
 
 @unittest.skipIf(lab.missing(), lab.missing())

@@ -38,13 +38,14 @@ std::set<std::string> Elsewhere() {
           "collective.raw_dropped",  // keeps all weights
           "daemon.unit_held",          "daemon.unit_not_held",
           "ipc.keeper_tell",  // tests/integration/failpoint_test.py
-          "snapshot.old_moved"};
+          "replica.fetched",           "replica.placed",
+          "replica.pruning",           "snapshot.old_moved"};
 }
 
 // What a daemon passes while it takes over.
-const std::set<std::string> kTakingOver = {"daemon.adopting", "daemon.restored",
-                                           "daemon.taken_over",
-                                           "optimizer.undo.restored"};
+const std::set<std::string> kTakingOver = {
+    "daemon.adopting",         "daemon.restored", "daemon.taken_over",
+    "optimizer.undo.restored", "relink.agreed",   "relink.recorded"};
 
 // All failpoints, from the sources.
 std::set<std::string> Names() {
@@ -132,6 +133,7 @@ TEST(FailpointTest, ADeathAtAnyOfThemChangesNoBit) {
 // The next daemon dies too, in the middle of it.
 TEST(FailpointTest, ADeathThatFollowsAnotherChangesNoBit) {
   for (const std::string& second : kTakingOver) {
+    if (absl::StartsWith(second, "relink.")) continue;  // below
     int most = 0;
     for (const std::string& name : Names()) {
       if (name == second) continue;
@@ -196,20 +198,51 @@ TEST(FailpointTest, ADeathWhileWorkersGatherChangesNoBit) {
   }
 }
 
-// Of two nodes, either one's; also while a snapshot is being written, which the
-// other one has to give up.
+// Which only several nodes come to, or each of them by itself.
+bool IsOfSeveral(const std::string& name) {
+  return absl::StartsWith(name, "collective.delta") ||
+         absl::StartsWith(name, "membership.") ||
+         absl::StartsWith(name, "relink.") ||
+         absl::StartsWith(name, "replica.");
+}
+
+// Of two nodes, either one's; also while a snapshot or a replica is being made,
+// which the other one has to give up.
 TEST(FailpointTest, ADeathOfOneOfTwoNodesChangesNoBit) {
-  constexpr std::string_view kExchange = "delta4 override:*=int4\nnodes 2";
-  int deaths = 0;
+  constexpr std::string_view kExchange =
+      "delta4 override:*=int4\nnodes 2\nreplica_every 1";
+  int total = 0;
   for (const std::string& name : Names()) {
     if (kTakingOver.contains(name)) continue;
-    deaths += CountDeaths(absl::StrCat(name, "=kill@9"), kExchange, 9);
-    if (!absl::StartsWith(name, "snapshot.")) continue;
-    for (const int hit : {2, 5}) {
+    const bool is_of_several = IsOfSeveral(name);
+    const bool is_rare = absl::StartsWith(name, "snapshot.") || is_of_several;
+    int deaths = 0;
+    for (const int hit : {1, 2, 3, 5, 9}) {
+      if (hit != 9 && !is_rare) continue;
       deaths += CountDeaths(absl::StrCat(name, "=kill@", hit), kExchange, hit);
     }
+    EXPECT_TRUE(deaths > 0 || !is_of_several) << name;
+    total += deaths;
   }
-  EXPECT_GT(deaths, 20);
+  EXPECT_GT(total, 20);
+}
+
+// One dies, and one of them again where they agree on where they go on: the
+// other one too had recorded it, or not. One node agrees with itself.
+TEST(FailpointTest, ADeathWhileNodesMeetChangesNoBit) {
+  for (const char* const first : {"engine.vote", "membership.decided",
+                                  "engine.committed", "engine.published"}) {
+    for (const char* const second : {"relink.agreed", "relink.recorded"}) {
+      const auto rules = [&](int at, int hit) {
+        return absl::StrCat(first, "=kill@", at, ";", second, "=kill@", hit);
+      };
+      EXPECT_EQ(CountDeaths(rules(3, 1), "zeropp", 1), 2) << rules(3, 1);
+      for (const int hit : {1, 2}) {
+        EXPECT_EQ(CountDeaths(rules(9, hit), "zeropp\nnodes 2", hit), 2)
+            << rules(9, hit);
+      }
+    }
+  }
 }
 
 }  // namespace
