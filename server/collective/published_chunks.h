@@ -79,6 +79,7 @@ class PublishedChunks {
   explicit PublishedChunks(const layout::Layout* layout, NodeRank node = {},
                            std::unique_ptr<device::SharedBuffer> memory = {});
   static uint64_t SizeBytes(const layout::Layout& layout, NodeRank node);
+  static constexpr uint32_t kVersion = 1;  // of the buffer's format
 
   // All chunks of a segment that holds `version`.
   void Initialize(std::span<const std::byte> weights, WeightVersion version);

@@ -29,6 +29,7 @@ constexpr absl::Duration kMetricsInterval = absl::Milliseconds(500);
 constexpr absl::Duration kIdleLimit = absl::Seconds(5);
 constexpr absl::Duration kEmptyLimit = absl::Seconds(5);
 constexpr absl::Duration kCallLimit = absl::Seconds(1);
+constexpr absl::Duration kFlushLimit = absl::Seconds(5);
 
 // A job that waits for the disk leaves one to the others.
 constexpr int kIoThreads = 2;
@@ -63,11 +64,12 @@ bool IsPublishing(const JobRuntime& runtime) {
 
 }  // namespace
 
-Daemon::Daemon(const v1::Config& config) : config_(config) {}
+Daemon::Daemon(const v1::Config& config, std::set<std::string> drops)
+    : config_(config), drops_(std::move(drops)) {}
 
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Create(
-    const v1::Config& config) {
-  auto daemon = std::unique_ptr<Daemon>(new Daemon(config));
+    const v1::Config& config, std::set<std::string> drops) {
+  auto daemon = std::unique_ptr<Daemon>(new Daemon(config, std::move(drops)));
   RETURN_IF_ERROR(daemon->CreateCore());
   RETURN_IF_ERROR(daemon->Listen());
   RETURN_IF_ERROR(At("keeper", daemon->TakeOver()));
@@ -101,12 +103,20 @@ absl::Status Daemon::TakeOver() {
   ASSIGN_OR_RETURN(std::vector<base::Kept> found, keeper_->Found());
   LogInfo(
       absl::StrCat("keeper path=", config.socket(), " found=", found.size()));
-  node_->TakeOver({.vault = keeper_.get(),
-                   .found = std::move(found),
-                   .adopt_worker = [this](base::Kept worker) {
-                     return worker_door_->Adopt(std::move(worker));
-                   }});
-  return absl::OkStatus();
+  const absl::Status taken =
+      node_->TakeOver({.vault = keeper_.get(),
+                       .found = std::move(found),
+                       .adopt_worker =
+                           [this](base::Kept worker) {
+                             return worker_door_->Adopt(std::move(worker));
+                           },
+                       .drops = drops_});
+  // The next daemon finds what this one has put there or dropped.
+  const absl::Time limit = clock_.Now() + kFlushLimit;
+  while (!taken.ok() && !keeper_->is_flushed() && clock_.Now() < limit) {
+    loop_->RunOnce(absl::Milliseconds(10));
+  }
+  return taken;
 }
 
 bool Daemon::can_hand_over() const {

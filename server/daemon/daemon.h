@@ -17,6 +17,7 @@
 #define SERVER_DAEMON_DAEMON_H_
 
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 
@@ -49,9 +50,10 @@ namespace ballast::daemon {
 class Daemon {
  public:
   // `config` passed CheckConfig; signals are blocked. An error says which
-  // address or file is the matter.
+  // address or file is the matter, or why jobs that a keeper holds cannot be
+  // gone on with. `drops`: names of those that are given up.
   static absl::StatusOr<std::unique_ptr<Daemon>> Create(
-      const v1::Config& config);
+      const v1::Config& config, std::set<std::string> drops = {});
   ~Daemon();
   Daemon(const Daemon&) = delete;
   Daemon& operator=(const Daemon&) = delete;
@@ -60,7 +62,7 @@ class Daemon {
   void Run();
 
  private:
-  explicit Daemon(const v1::Config& config);
+  Daemon(const v1::Config& config, std::set<std::string> drops);
   absl::Status CreateCore();
   absl::Status OpenSnapshots();
   void StartIo();
@@ -77,6 +79,7 @@ class Daemon {
   void RefreshMetrics();
 
   const v1::Config config_;
+  const std::set<std::string> drops_;
   const base::MonotonicClock clock_;
   const base::WallClock wall_clock_;
   base::SystemRandom random_;

@@ -60,7 +60,7 @@ class JobKeep {
       std::vector<base::Kept> found, absl::btree_map<int, base::Kept>* workers);
 
   JobVault* vault() { return &vault_; }
-  device::Device* device() { return device_.get(); }
+  device::KeptDevice* device() { return device_.get(); }
   JobRecord* record() { return record_.get(); }  // null before MakeRecord
   bool is_taken_over() const { return is_taken_over_; }
   absl::Status MakeRecord(const v1::KeptJob& job);

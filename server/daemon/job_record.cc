@@ -102,10 +102,11 @@ absl::StatusOr<std::unique_ptr<JobRecord>> JobRecord::Open(
   const uint64_t magic = header->magic.load(std::memory_order_acquire);
   if (magic == 0) return absl::UnavailableError("the job did not run yet");
   const uint32_t version = header->version;
-  if (magic != kMagic || version < 1 || version > kNewestVersion) {
-    return absl::DataLossError(
-        absl::StrCat("a job's record of format ", version,
-                     "; this version knows 1 to ", kNewestVersion));
+  if (magic != kMagic) return absl::DataLossError("this is no job's record");
+  if (version < 1 || version > kNewestVersion) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "its record is kept in format ", version, ", this version knows 1 to ",
+        kNewestVersion, ": start the version of ballastd that wrote it"));
   }
   const bool has_notes = version > 1;
   const uint64_t slots = kOutcomeBytes + (has_notes ? kNotesBytes : 0);

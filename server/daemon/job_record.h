@@ -39,7 +39,8 @@ class JobRecord final : public membership::OutcomeLog {
   static absl::StatusOr<std::unique_ptr<JobRecord>> Create(
       device::Device* device, const v1::KeptJob& job);
   // What an earlier daemon left, whatever its bytes are. DataLoss says what is
-  // wrong with it; Unavailable: the job did not run yet.
+  // wrong with it; FailedPrecondition: another version's; Unavailable: the job
+  // did not run yet.
   static absl::StatusOr<std::unique_ptr<JobRecord>> Open(
       std::unique_ptr<device::SharedBuffer> buffer);
 

@@ -173,7 +173,7 @@ TEST_F(JobRecordTest, WeightsThatAreNotResidentAreVersionThree) {
     EXPECT_EQ((*next)->job().gathers_weights(), gathers);
     bytes[8] = std::byte{4};
     EXPECT_THAT(OpenOf(bytes).status().message(),
-                testing::HasSubstr("format 4; this version knows 1 to 3"));
+                testing::HasSubstr("format 4, this version knows 1 to 3"));
   }
 }
 
@@ -214,13 +214,17 @@ TEST_F(JobRecordTest, DamageIsFound) {
   record_->Begin(Step(1));
   EXPECT_THAT(record_->Record(CommitOf(1), {}), base::IsOk());
   const std::vector<std::byte> good = Bytes();
-  for (const size_t at : {size_t{0}, size_t{8}, size_t{16}, size_t{24},
-                          size_t{4096}, size_t{4100}}) {
+  for (const size_t at :
+       {size_t{0}, size_t{16}, size_t{24}, size_t{4096}, size_t{4100}}) {
     std::vector<std::byte> bad = good;
     bad[at] ^= std::byte{0x40};
     EXPECT_TRUE(absl::IsDataLoss(OpenOf(bad).status())) << at;
   }
   EXPECT_TRUE(absl::IsDataLoss(OpenOf(std::vector<std::byte>(4096)).status()));
+  // Another version's may be whole.
+  std::vector<std::byte> other = good;
+  other[8] ^= std::byte{0x40};
+  EXPECT_TRUE(absl::IsFailedPrecondition(OpenOf(other).status()));
   // A damaged outcome counts as none.
   std::vector<std::byte> bad = good;
   bad[bad.size() - (128 << 10) + 30] ^= std::byte{1};

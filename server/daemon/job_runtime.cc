@@ -107,10 +107,9 @@ absl::Status JobRuntime::Initialize() {
   }
   std::unique_ptr<optimizer::UndoLog> undo;
   if (parts_.is_taken_over) {
-    ASSIGN_OR_RETURN(
-        undo, RestoreOpenChunks(*parts_.job, parts_.device,
-                                parts_.record->job().compute_threads(),
-                                parts_.pool->num_threads(), state_.get()));
+    ASSIGN_OR_RETURN(undo,
+                     RestoreOpenChunks(layout, node, parts_.pool->num_threads(),
+                                       parts_.left, state_.get()));
   }
   ASSIGN_OR_RETURN(optimizer_, optimizer::Optimizer::Create(optimizer_parts,
                                                             std::move(undo)));

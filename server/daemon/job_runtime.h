@@ -54,6 +54,7 @@
 #include "server/daemon/snapshot_metrics.h"
 #include "server/daemon/weight_load.h"
 #include "server/device/device.h"
+#include "server/device/kept_device.h"
 #include "server/engine/job_engine.h"
 #include "server/engine/ports.h"
 #include "server/layout/exchange_plan.h"
@@ -94,10 +95,12 @@ struct JobRuntimeParts {
   device::Device* device = nullptr;
   const kernels::Kernels* kernels = nullptr;
   PeerPlane* peers = nullptr;  // null with one node
-  // Null: the job ends with this daemon. TakeOver follows if another one left
-  // it, and then `device` adopts its memory.
+  // Null: the job ends with this daemon.
   JobRecord* record = nullptr;
+  // Another one left it: TakeOver follows, and `left`, which is `device`,
+  // adopts its memory.
   bool is_taken_over = false;
+  device::KeptDevice* left = nullptr;
   std::shared_ptr<metrics::JobMetrics> metrics;  // shared with the scrape
   int buckets_in_flight = 8;
   int64_t batch_bytes = collective::Parts().batch_bytes;

@@ -31,11 +31,11 @@ void RaiseDescriptorLimit() {
   }
 }
 
-int Serve(const v1::Config& config) {
+int Serve(const v1::Config& config, const std::vector<std::string>& drops) {
   SetUpLog(config.log().level());
   RaiseDescriptorLimit();
   Signals::Block();
-  auto daemon = Daemon::Create(config);
+  auto daemon = Daemon::Create(config, {drops.begin(), drops.end()});
   if (!daemon.ok()) {
     LogError("cannot start: " + std::string(daemon.status().message()));
     return kFailed;
@@ -50,10 +50,14 @@ int Main(int argc, char** argv) {
   CLI::App app("ballastd: holds the optimizer state of training jobs");
   std::string path;
   std::vector<std::string> overrides;
+  std::vector<std::string> drops;
   bool print_config = false;
   bool print_version = false;
   app.add_option("--config", path, "configuration file (YAML)");
   app.add_option("--set", overrides, "section.key=value, over the file")
+      ->allow_extra_args(false);
+  app.add_option("--drop-job", drops,
+                 "a job that the keeper holds and that is given up")
       ->allow_extra_args(false);
 #ifdef BALLAST_FAILPOINTS
   std::string failpoints;
@@ -90,7 +94,7 @@ int Main(int argc, char** argv) {
     std::fputs(PrintConfig(*config).c_str(), stdout);
     return 0;
   }
-  return Serve(*config);
+  return Serve(*config, drops);
 }
 
 }  // namespace

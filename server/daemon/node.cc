@@ -5,12 +5,15 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "kernels/optimizer_name.h"
 #include "server/base/failpoint.h"
 #include "server/base/names.h"
 #include "server/base/status_macros.h"
 #include "server/collective/collective.h"
 #include "server/daemon/job_identity.h"
+#include "server/daemon/kept/kept_formats.h"
+#include "server/daemon/kept/last_words.h"
 #include "server/layout/exchange_plan.h"
 #include "server/layout/policy.h"
 #include "server/service/convert.h"
@@ -151,6 +154,12 @@ void FillReplicas(const snapshot::JobSnapshots* snapshots,
   reply->set_last_error(std::string(status.last_error.message()));
 }
 
+// No other configuration or version could go on with it either: it is damaged,
+// given up, or had not begun.
+bool IsBeyondUse(const absl::Status& taken) {
+  return absl::IsDataLoss(taken) || absl::IsUnavailable(taken);
+}
+
 // One that has closed the job may not know yet that this was heard.
 bool HasWorkers(const session::LocalJob& job) {
   for (int l = 0; l < job.local_world_size(); ++l) {
@@ -222,7 +231,8 @@ session::JobMemory Node::MemoryOf(const session::AttachRequest& request) {
 
 void Node::ReleaseMemory(const std::string& job) {
   const auto it = keeps_.find(job);
-  if (it == keeps_.end()) return;
+  // What becomes of one that is not gone on with, TakeOver decides.
+  if (it == keeps_.end() || is_taking_over_) return;
   it->second->vault()->RemoveAll();
   keeps_.erase(it);
 }
@@ -242,20 +252,26 @@ absl::Status Node::MakeRecord(const session::LocalJob& job,
   *kept.mutable_request() = service::ToProto(request);
   kept.set_uid(job.uid());
   kept.set_chunk_bytes(options_.sessions.chunk_bytes);
-  kept.set_compute_threads(leaves_.pool->num_threads());
   kept.set_layout_digest(job.layout().digest());
+  *kept.mutable_formats() = OwnFormats();
   kept.set_gathers_weights(job.units() != nullptr);
   return keep->MakeRecord(kept);
 }
 
-void Node::TakeOver(Keeping keeping) {
+absl::Status Node::TakeOver(Keeping keeping) {
   keeping_ = std::move(keeping);
+  std::vector<std::string> refusals;
   for (auto& [name, items] : ByJob(std::exchange(keeping_.found, {}))) {
     std::vector<std::string> names;
     for (const base::Kept& item : items) {
       names.push_back(absl::StrCat(name, "/", item.name));
     }
-    const absl::Status taken = TakeOverJob(name, std::move(items));
+    LastWords last_words(name, items);
+    is_taking_over_ = true;
+    const absl::Status taken = keeping_.drops.erase(name) > 0
+                                   ? absl::DataLossError("--drop-job names it")
+                                   : TakeOverJob(name, std::move(items));
+    is_taking_over_ = false;
     if (leaves_.metrics != nullptr) {
       leaves_.metrics
           ->counter(metrics::Family::kJobsTakenOver,
@@ -263,11 +279,28 @@ void Node::TakeOver(Keeping keeping) {
           ->Increment();
     }
     if (taken.ok()) continue;
-    Warn(absl::StrCat("job not taken over job=", name, " reason=\"",
-                      std::string(taken.message()), "\""));
     keeps_.erase(name);
+    const std::string why(taken.message());
+    if (!IsBeyondUse(taken)) {
+      refusals.push_back(absl::StrCat("job ", base::Quoted(name), ": ", why));
+      continue;
+    }
+    const int told = last_words.Tell(absl::UnavailableError(absl::StrCat(
+        "the daemon has started again and could not go on with job ",
+        base::Quoted(name), ": ", why, "; open the session anew")));
+    Warn(absl::StrCat("job not taken over job=", name, " reason=\"", why,
+                      "\" workers_told=", told));
     for (const std::string& left : names) keeping_.vault->Remove(left);
   }
+  for (const std::string& name : keeping_.drops) {
+    Warn(
+        absl::StrCat("--drop-job: the keeper has no job ", base::Quoted(name)));
+  }
+  if (refusals.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      absl::StrJoin(refusals, "; "),
+      "; nothing of it is lost: it stays with the keeper for a daemon that can "
+      "go on with it, or give it up with ballastd --drop-job=NAME"));
 }
 
 absl::Status Node::TakeOverJob(const std::string& name,
@@ -277,6 +310,7 @@ absl::Status Node::TakeOverJob(const std::string& name,
                    JobKeep::Open(leaves_.device, keeping_.vault, name,
                                  std::move(found), &workers));
   const JobRecord& record = *keep->record();
+  RETURN_IF_ERROR(CheckFormats(record.job().formats()));
   session::Sessions::TakenOver taken;
   ASSIGN_OR_RETURN(taken.request, service::FromProto(record.job().request()));
   if (taken.request.job.name != name || record.job().chunk_bytes() == 0) {
@@ -341,8 +375,9 @@ absl::StatusOr<session::JobObserver*> Node::StartJob(session::LocalJob* job) {
       RETURN_IF_ERROR(MakeRecord(*job, keep));
     } else if (keep->record()->job().layout_digest() !=
                job->layout().digest()) {
-      return absl::DataLossError(
-          "this version lays the job's tensors out in another way");
+      return absl::FailedPreconditionError(
+          "this version lays the job's tensors out in another way: start the "
+          "version of ballastd that made it");
     }
   }
   if (job->layout().topology().num_nodes > 1) {
@@ -360,6 +395,7 @@ absl::StatusOr<session::JobObserver*> Node::StartJob(session::LocalJob* job) {
     parts.device = keep->device();
     parts.record = keep->record();
     parts.is_taken_over = keep->is_taken_over();
+    parts.left = keep->device();
   }
   parts.kernels = leaves_.kernels;
   parts.peers = leaves_.peers;

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -68,6 +69,7 @@ struct Keeping {
   // Makes the connection of a worker that was left known to the sessions; its
   // key.
   std::function<absl::StatusOr<std::string>(base::Kept worker)> adopt_worker;
+  std::set<std::string> drops;  // jobs that are given up
 };
 
 struct NodeOptions {
@@ -89,9 +91,11 @@ class Node final : public session::JobHost, public JobRuntimeHost {
   Node& operator=(const Node&) = delete;
 
   // Once, before anyone comes: goes on with the jobs that were left, and keeps
-  // its own. A job that cannot be gone on with ends, with a reason in the log.
+  // its own. A job that is damaged ends, with a reason in the log and for its
+  // workers. An error: others stay in the vault, as this daemon's limits or
+  // formats are not enough for them, and it must not go on: it says why.
   // Without this call all end with this daemon.
-  void TakeOver(Keeping keeping);
+  absl::Status TakeOver(Keeping keeping);
   // The daemon ends and another one will go on: ends the jobs that are not
   // kept, and says whether all of these are gone.
   void EndUnkept(const absl::Status& why);
@@ -153,6 +157,7 @@ class Node final : public session::JobHost, public JobRuntimeHost {
   const Leaves leaves_;
   const NodeOptions options_;
   Keeping keeping_;  // no vault: nothing is kept
+  bool is_taking_over_ = false;
   // By job; of those that are kept. Before the runtimes, which use them.
   absl::btree_map<std::string, std::unique_ptr<JobKeep>> keeps_;
   Remnants remnants_;  // before the runtimes, which read them

@@ -1,25 +1,36 @@
 #include "server/daemon/open_chunks.h"
 
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
+#include <cstddef>
+#include <span>
+#include <utility>
+
 #include "server/base/status_macros.h"
 
 namespace ballast::daemon {
 
-absl::StatusOr<std::unique_ptr<optimizer::UndoLog>> RestoreOpenChunks(
-    const session::LocalJob& job, device::Device* device, int made_with,
-    int num_threads, optimizer::ShardState* state) {
-  if (made_with < num_threads) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "the job was made with ", made_with,
-        " compute threads, this daemon has ", num_threads,
-        ": start it with compute.threads=", made_with, " or fewer"));
-  }
-  ASSIGN_OR_RETURN(auto undo,
-                   optimizer::UndoLog::Create(device, job.layout(), job.node(),
-                                              state->num_moments(), made_with));
+using optimizer::UndoLog;
+
+absl::StatusOr<std::unique_ptr<UndoLog>> RestoreOpenChunks(
+    const layout::Layout& layout, NodeRank node, int num_threads,
+    device::KeptDevice* device, optimizer::ShardState* state) {
+  ASSIGN_OR_RETURN(std::unique_ptr<device::SharedBuffer> left,
+                   device->AdoptLeft(UndoLog::kName));
+  ASSIGN_OR_RETURN(
+      std::unique_ptr<UndoLog> undo,
+      UndoLog::Open(std::move(left), layout, node, state->num_moments()));
   RETURN_IF_ERROR(undo->RestoreOpenChunks(state).status());
-  return undo;
+  if (undo->num_threads() >= num_threads) return undo;
+  ASSIGN_OR_RETURN(
+      std::unique_ptr<device::SharedBuffer> wider,
+      device->Replace(undo->BytesFor(num_threads), UndoLog::kName,
+                      [&undo, num_threads](std::span<std::byte> memory) {
+                        undo->CopyTo(memory, num_threads);
+                      }));
+  // Should the keeper not have got the other one before this process dies, the
+  // job is lost: with this one, which no step writes to any more, a chunk would
+  // be updated twice.
+  undo->Retire();
+  return UndoLog::Open(std::move(wider), layout, node, state->num_moments());
 }
 
 }  // namespace ballast::daemon

@@ -5,19 +5,19 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
-#include "server/device/device.h"
+#include "server/device/kept_device.h"
+#include "server/layout/layout.h"
 #include "server/optimizer/shard_state.h"
 #include "server/optimizer/undo_log.h"
-#include "server/session/local_job.h"
 
 namespace ballast::daemon {
 
-// The undo log of `made_with` threads that the device adopts, after it has
-// restored what was open in `state`. FailedPrecondition if this daemon has more
-// threads; DataLoss (UndoLog).
+// The undo log that was left in `device`, after it has restored what was open
+// in `state`; where this daemon has more threads than the last one, a larger
+// one in its place. DataLoss (UndoLog); ResourceExhausted for the larger one.
 absl::StatusOr<std::unique_ptr<optimizer::UndoLog>> RestoreOpenChunks(
-    const session::LocalJob& job, device::Device* device, int made_with,
-    int num_threads, optimizer::ShardState* state);
+    const layout::Layout& layout, NodeRank node, int num_threads,
+    device::KeptDevice* device, optimizer::ShardState* state);
 
 }  // namespace ballast::daemon
 

@@ -1,5 +1,7 @@
 #include "server/device/kept_device.h"
 
+#include <sys/stat.h>
+
 #include <span>
 #include <utility>
 
@@ -56,6 +58,32 @@ absl::StatusOr<std::unique_ptr<SharedBuffer>> KeptDevice::AdoptShared(
     base::UniqueFd fd, uint64_t size_bytes, uint64_t charge_bytes,
     std::string_view name) {
   return device_->AdoptShared(std::move(fd), size_bytes, charge_bytes, name);
+}
+
+absl::StatusOr<std::unique_ptr<SharedBuffer>> KeptDevice::AdoptLeft(
+    std::string_view name) {
+  struct stat info {};
+  const std::string key(name);
+  const bool is_left = found_.has_value() && found_->contains(key) &&
+                       fstat(found_->find(key)->second.get(), &info) == 0;
+  if (!is_left) {
+    return absl::DataLossError(
+        absl::StrCat("buffer ", base::Quoted(name), " was not kept"));
+  }
+  return AllocateShared(info.st_size, name);
+}
+
+absl::StatusOr<std::unique_ptr<SharedBuffer>> KeptDevice::Replace(
+    uint64_t size_bytes, std::string_view name,
+    absl::FunctionRef<void(std::span<std::byte>)> fill) {
+  ASSIGN_OR_RETURN(std::unique_ptr<SharedBuffer> buffer,
+                   device_->AllocateShared(size_bytes, name));
+  fill(buffer->bytes());
+  ASSIGN_OR_RETURN(const base::UniqueFd fd,
+                   buffer->Export(base::Access::kReadWrite));
+  const int number = fd.get();
+  RETURN_IF_ERROR(vault_->Put(name, "", std::span(&number, 1)));
+  return buffer;
 }
 
 absl::StatusOr<std::unique_ptr<PrivateBuffer>> KeptDevice::AllocatePrivate(

@@ -10,13 +10,16 @@
 #ifndef SERVER_DEVICE_KEPT_DEVICE_H_
 #define SERVER_DEVICE_KEPT_DEVICE_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "server/base/unique_fd.h"
 #include "server/base/vault.h"
@@ -43,6 +46,15 @@ class KeptDevice final : public Device {
   absl::StatusOr<std::unique_ptr<SharedBuffer>> AdoptShared(
       base::UniqueFd fd, uint64_t size_bytes, uint64_t charge_bytes,
       std::string_view name) override;
+  // What was left under the name, of whatever size: whoever asks finds out what
+  // it is. DataLoss if there is nothing.
+  absl::StatusOr<std::unique_ptr<SharedBuffer>> AdoptLeft(
+      std::string_view name);
+  // Memory that takes the place of what was left under the name, once `fill`
+  // has written it: after a death the vault has the one or the other, whole.
+  absl::StatusOr<std::unique_ptr<SharedBuffer>> Replace(
+      uint64_t size_bytes, std::string_view name,
+      absl::FunctionRef<void(std::span<std::byte>)> fill);
   absl::StatusOr<std::unique_ptr<PrivateBuffer>> AllocatePrivate(
       uint64_t size_bytes, std::string_view name) override;
   std::unique_ptr<Queue> CreateQueue() override;

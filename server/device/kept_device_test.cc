@@ -91,6 +91,29 @@ TEST_F(KeptDeviceTest, ASparseOneStaysSparse) {
   EXPECT_EQ((*buffer)->bytes()[8192], std::byte{0});
 }
 
+TEST_F(KeptDeviceTest, WhatWasLeftGivesWayToAnotherSize) {
+  KeptDevice first(&host_, &vault_);
+  ASSERT_THAT(first.AllocateShared(5000, "a").status(), base::IsOk());
+  EXPECT_TRUE(absl::IsDataLoss(first.AdoptLeft("a").status()));  // no next life
+  KeptDevice next = NextLife();
+  EXPECT_TRUE(absl::IsDataLoss(next.AdoptLeft("b").status()));
+  {
+    auto left = next.AdoptLeft("a");
+    ASSERT_THAT(left, base::IsOk());
+    EXPECT_EQ((*left)->size_bytes(), 5000);
+  }
+  auto buffer = next.Replace(9000, "a", [&](std::span<std::byte> bytes) {
+    EXPECT_FALSE(vault_.items["a"]);  // not before it is written
+    bytes[8999] = std::byte{3};
+  });
+  ASSERT_THAT(buffer, base::IsOk());
+  EXPECT_FALSE((*buffer)->is_adopted());
+  KeptDevice third = NextLife();
+  auto again = third.AllocateShared(9000, "a");
+  ASSERT_THAT(again, base::IsOk());
+  EXPECT_EQ((*again)->bytes()[8999], std::byte{3});
+}
+
 TEST_F(KeptDeviceTest, AnotherSizeOrNameIsRefused) {
   KeptDevice first(&host_, &vault_);
   ASSERT_THAT(first.AllocateShared(5000, "a").status(), base::IsOk());

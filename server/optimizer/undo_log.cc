@@ -117,7 +117,7 @@ absl::StatusOr<std::unique_ptr<UndoLog>> UndoLog::Create(
   const UndoHeader header = MakeHeader(
       layout, chunks.size(), CapacityOf(chunks), num_moments, num_threads);
   ASSIGN_OR_RETURN(std::unique_ptr<device::SharedBuffer> buffer,
-                   device->AllocateShared(LogBytes(header), "undo log"));
+                   device->AllocateShared(LogBytes(header), kName));
   if (buffer->is_adopted()) {
     return Open(std::move(buffer), layout, node, num_moments);
   }
@@ -238,6 +238,23 @@ absl::StatusOr<std::vector<RestoredChunk>> UndoLog::RestoreOpenChunks(
     kernels::StoreInOrder(&open->word, uint64_t{0});
   }
   return restored;
+}
+
+uint64_t UndoLog::BytesFor(int num_threads) const {
+  return RecordsOffset(num_chunks_) +
+         num_threads * RecordBytes(capacity_, num_moments_);
+}
+
+void UndoLog::CopyTo(std::span<std::byte> memory, int num_threads) const {
+  UndoHeader header;
+  std::memcpy(&header, buffer_->bytes().data(), sizeof(header));
+  header.num_threads = num_threads;
+  std::memcpy(memory.data(), &header, sizeof(header));
+  std::memcpy(memory.data() + kPage, done(), num_chunks_ * sizeof(uint64_t));
+}
+
+void UndoLog::Retire() {
+  std::memset(buffer_->bytes().data(), 0, sizeof(UndoHeader));
 }
 
 void UndoLog::Clear() {

@@ -28,8 +28,10 @@
 #define SERVER_OPTIMIZER_UNDO_LOG_H_
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -51,6 +53,8 @@ struct RestoredChunk {
 
 class UndoLog {
  public:
+  static constexpr char kName[] = "undo log";  // of its buffer
+
   // Empty, or where the device adopts the memory as Open.
   static absl::StatusOr<std::unique_ptr<UndoLog>> Create(
       device::Device* device, const layout::Layout& layout, NodeRank node,
@@ -79,6 +83,13 @@ class UndoLog {
   kernels::StepUndo ForPiece(int thread, int64_t chunk,
                              int64_t state_offset) const;
   void Finish(int thread, int64_t chunk, uint64_t word);
+
+  // The same log for another number of threads, while no chunk is open: its
+  // size, and its bytes, written to that many zero bytes.
+  uint64_t BytesFor(int num_threads) const;
+  void CopyTo(std::span<std::byte> memory, int num_threads) const;
+  // Another log goes on in this one's place: Open refuses it from now on.
+  void Retire();
 
   // The state was written anew: no chunk is done, no record counts.
   void Clear();

@@ -107,6 +107,28 @@ TEST_F(UndoLogTest, RestoresAnOpenChunkAndNothingElse) {  // I20
   EXPECT_FALSE(undo_->IsDone(1, kWord));
 }
 
+TEST_F(UndoLogTest, AWiderLogGoesOnInItsPlace) {  // I20
+  Keep(1, 1);
+  undo_->Finish(1, 1, kWord);
+  const int num_threads = kThreads + 3;
+  std::vector<std::byte> bytes(undo_->BytesFor(num_threads));
+  undo_->CopyTo(bytes, num_threads);
+  auto wider = UndoLog::Open(std::make_unique<BorrowedBuffer>(&bytes), layout_,
+                             NodeRank(0), kMoments);
+  ASSERT_THAT(wider, IsOk());
+  EXPECT_EQ((*wider)->num_threads(), num_threads);
+  EXPECT_TRUE((*wider)->IsDone(1, kWord));
+  EXPECT_FALSE((*wider)->IsDone(0, kWord));
+  EXPECT_FALSE((*wider)->has_open_chunks());
+  (*wider)->Begin(num_threads - 1, 2, kWord);
+  EXPECT_TRUE((*wider)->has_open_chunks());
+  // A log that was replaced is none.
+  (*wider)->Retire();
+  EXPECT_THAT(UndoLog::Open(std::make_unique<BorrowedBuffer>(&bytes), layout_,
+                            NodeRank(0), kMoments),
+              StatusIs(absl::StatusCode::kDataLoss));
+}
+
 // Death in the middle of a chunk: what was not kept was not changed.
 TEST_F(UndoLogTest, RestoresWhatWasKept) {  // I20
   for (const int kept : {0, 1, 17, 2047}) {

@@ -62,14 +62,15 @@ absl::Status CheckRoom(const Limits& limits, uint64_t used, uint64_t size_bytes,
     return ForMemory(absl::ResourceExhaustedError(
         absl::StrCat("job ", base::Quoted(name), " needs at least ", size_bytes,
                      " bytes on this node, above limits.max_job_bytes = ",
-                     limits.max_job_bytes)));
+                     limits.max_job_bytes, ": raise it")));
   }
   const uint64_t all = limits.max_total_bytes;
   if (all != 0 && size_bytes > all - std::min(used, all)) {
     return ForMemory(absl::ResourceExhaustedError(
         absl::StrCat("job ", base::Quoted(name), " needs at least ", size_bytes,
                      " bytes on this node; ", used,
-                     " are in use of limits.max_total_bytes = ", all)));
+                     " are in use of limits.max_total_bytes = ", all,
+                     ": raise it, or end another job")));
   }
   return absl::OkStatus();
 }

@@ -209,19 +209,92 @@ class RestartTest(kept.KeptCase):
         self.assertNotEqual(code, 0)
         self.assertIn("went away", output)
 
-    def test_another_number_of_threads_is_refused(self):
-        daemon, keeper = self.start_kept("compute.threads=1")
-        worker = self.start_job(daemon, 1000, 0.1, world=1)[0]
-        worker.expect("step 1")
+    def kill_in_step(self, daemon, workers, step=2):
+        for worker in workers:
+            worker.expect("step %d" % step)
         daemon.signal(signal.SIGKILL)
         daemon.wait()
-        daemon.command += ["--set", "compute.threads=2"]
+
+    def refusal(self, daemon, *options):
+        """What a daemon says that does not start."""
+        done = subprocess.run(daemon.command + list(options),
+                              stdout=subprocess.PIPE, text=True,
+                              stderr=subprocess.STDOUT, timeout=lab.PATIENCE)
+        self.assertEqual(done.returncode, 1, done.stdout)
+        self.assertIn("stays with the keeper", done.stdout)
+        return done.stdout
+
+    def write_to_record(self, keeper, offset, value):
+        """One byte of the job's record; what was there."""
+        folder = "/proc/%d/fd/" % keeper.process.pid
+        paths = [folder + fd for fd in os.listdir(folder)]
+        [path] = [p for p in paths
+                  if os.readlink(p).endswith("record (deleted)")]
+        with open(path, "r+b", buffering=0) as stream:
+            stream.seek(offset)
+            [before] = stream.read(1)
+            stream.seek(offset)
+            stream.write(bytes([value]))
+        return before
+
+    def test_any_number_of_threads_goes_on(self):  # I20
+        expected = self.undisturbed(60)
+        daemon, _ = self.start_kept("compute.threads=1")
+        workers = self.start_job(daemon, 60, 0.05)
+        for step, threads in enumerate((3, 2, 5), start=2):
+            self.kill_in_step(daemon, workers, step)
+            daemon.command += ["--set", "compute.threads=%d" % threads]
+            daemon.start()
+            lab.poll(lambda: "job taken over" in daemon.log(), "it goes on")
+        self.assertEqual(self.digest_of(workers), expected, daemon.log())
+
+    def test_a_setting_that_is_too_small_loses_nothing(self):
+        expected = self.undisturbed(20)
+        daemon, keeper = self.start_kept()
+        workers = self.start_job(daemon, 20, 0.05)
+        self.kill_in_step(daemon, workers)
+        held = keeper.memfds()
+        said = self.refusal(daemon, "--set", "limits.max_total_bytes=4MiB")
+        self.assertIn("limits.max_total_bytes = 4194304: raise it", said)
+        self.assertEqual(keeper.memfds(), held)
         daemon.start()
-        code, output = worker.finish()
-        self.assertNotEqual(code, 0)
-        self.assertIn("went away", output)
-        self.assertIn("start it with compute.threads=1 or fewer", daemon.log())
+        self.assertEqual(self.digest_of(workers), expected, daemon.log())
+
+    def test_another_format_loses_nothing(self):
+        expected = self.undisturbed(20)
+        daemon, keeper = self.start_kept()
+        workers = self.start_job(daemon, 20, 0.05)
+        self.kill_in_step(daemon, workers)
+        version = self.write_to_record(keeper, 8, 99)
+        self.assertIn("its record is kept in format 99", self.refusal(daemon))
+        self.write_to_record(keeper, 8, version)
+        daemon.start()
+        self.assertEqual(self.digest_of(workers), expected, daemon.log())
+
+    def check_end(self, daemon, keeper, workers, reason):
+        for worker in workers:
+            code, output = worker.finish()
+            self.assertNotEqual(code, 0)
+            self.assertIn('could not go on with job "job": ' + reason, output)
+        self.assertIn('reason="%s" workers_told=2' % reason, daemon.log())
         lab.poll(lambda: keeper.memfds() == 0, "the memory is freed")
+
+    def test_what_is_damaged_ends_with_the_reason(self):
+        daemon, keeper = self.start_kept()
+        workers = self.start_job(daemon, 1000, 0.1)
+        self.kill_in_step(daemon, workers)
+        self.write_to_record(keeper, 0, 1)
+        daemon.start()
+        self.check_end(daemon, keeper, workers, "this is no job's record")
+
+    def test_a_job_is_given_up(self):
+        daemon, keeper = self.start_kept()
+        workers = self.start_job(daemon, 1000, 0.1)
+        self.kill_in_step(daemon, workers)
+        daemon.command += ["--drop-job=job", "--drop-job=other"]
+        daemon.start()
+        self.check_end(daemon, keeper, workers, "--drop-job names it")
+        self.assertIn('--drop-job: the keeper has no job "other"', daemon.log())
 
     def test_a_daemon_may_start_its_keeper(self):
         daemon = self.start_daemon()

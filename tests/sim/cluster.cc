@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <utility>
 
+#include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -66,11 +68,16 @@ Cluster::Daemon::Daemon(Cluster* cluster, int rank)
   node = std::make_unique<daemon::Node>(leaves, options);
   if (cluster->keepers_.empty()) return;
   SimVault& vault = cluster->keepers_[rank]->vault;
-  node->TakeOver({.vault = &vault,
-                  .found = vault.Found(),
-                  .adopt_worker = [this, cluster](base::Kept worker) {
-                    return cluster->AdoptWorker(node.get(), worker);
-                  }});
+  const absl::Status taken =
+      node->TakeOver({.vault = &vault,
+                      .found = vault.Found(),
+                      .adopt_worker =
+                          [this, cluster](base::Kept worker) {
+                            return cluster->AdoptWorker(node.get(), worker);
+                          },
+                      .drops = {}});
+  // Every life has the same limits and formats.
+  if (!taken.ok()) std::abort();
 }
 
 Cluster::Cluster(const Scenario& scenario, uint64_t seed,

@@ -166,9 +166,12 @@ absl::StatusOr<std::unique_ptr<SharedBuffer>> HostDevice::AdoptShared(
   auto segment =
       base::Segment::Map(std::move(fd), size_bytes, base::Access::kReadWrite);
   if (!segment.ok()) {
-    return absl::DataLossError(
-        absl::StrCat("buffer ", base::Quoted(name), ": ",
-                     std::string(segment.status().message())));
+    // What is no such memory is lost; what cannot be mapped now is not.
+    const bool is_lost = absl::IsInvalidArgument(segment.status());
+    return absl::Status(is_lost ? absl::StatusCode::kDataLoss
+                                : absl::StatusCode::kResourceExhausted,
+                        absl::StrCat("buffer ", base::Quoted(name), ": ",
+                                     std::string(segment.status().message())));
   }
   return std::make_unique<HostSharedBuffer>(*std::move(segment), &shared_bytes_,
                                             charge_bytes, /*is_adopted=*/true);
