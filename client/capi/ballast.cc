@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -195,6 +196,9 @@ int ballast_open(const char* options_json, const ballast_tensor* tensors,
   if (interrupted != nullptr) {
     options->interrupted = [=] { return interrupted(context) != 0; };
   }
+  options->log = [](const std::string& line) {
+    std::fprintf(stderr, "ballast: %s\n", line.c_str());
+  };
   auto worker = Worker::Open(*std::move(options));
   if (!worker.ok()) return Report(worker.status(), error);
   auto opened = std::make_unique<ballast_session>();

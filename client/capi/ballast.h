@@ -167,8 +167,10 @@ const char* ballast_version(void);  /* of the product, "0.1.0" */
  *   exchange ("exact"), gradient_clipping (0: off), bucket_bytes (0: default)
  *   resume ("auto", "never", "must"), load (a snapshot to
  *   start from: "NAME" of this job or "JOB/NAME"), hold_seconds (0: the
- * daemon's default) connect_timeout (30), open_timeout (600) Unknown keys are
- * refused. On success *session must be released. */
+ *   daemon's default), connect_timeout (30), open_timeout (600)
+ * Unknown keys are refused. Where the daemon goes away before the job runs, it
+ * is looked for, and all is done again, until open_timeout; one line on stderr
+ * says so. On success *session must be released. */
 int ballast_open(const char* options_json, const ballast_tensor* tensors,
                  size_t num_tensors, ballast_interrupted interrupted,
                  void* context, ballast_session** session,

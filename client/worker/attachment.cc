@@ -2,13 +2,16 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "client/worker/opening.h"
+#include "client/worker/segment_receiver.h"
 #include "client/worker/ties.h"
 #include "nlohmann/json.hpp"
 #include "proto/handle_socket.h"
@@ -19,9 +22,7 @@
 namespace ballast::worker {
 namespace {
 
-constexpr absl::Duration kSegmentLimit = absl::Seconds(10);
 constexpr absl::Duration kStatsLimit = absl::Seconds(2);
-constexpr absl::Duration kHangUpLimit = absl::Milliseconds(200);
 
 int SizeOf(v1::DType dtype) { return dtype == v1::DTYPE_FLOAT32 ? 4 : 2; }
 
@@ -105,69 +106,6 @@ absl::StatusOr<Holdings> MakeHoldings(const v1::AttachReply& reply) {
                           reply.num_frozen_units());
 }
 
-// The segments, in whatever order they come.
-class Receiver {
- public:
-  explicit Receiver(const v1::AttachReply& reply) {
-    Expect(proto::SegmentKind::kControlBlock, 0);
-    Expect(proto::SegmentKind::kGradients, reply.gradients_bytes());
-    Expect(proto::SegmentKind::kWeights, reply.weights_bytes());
-    Expect(proto::SegmentKind::kInitial, reply.initial_bytes());
-  }
-
-  absl::Status ReceiveAll(ipc::HandleClient& handle) {
-    for (size_t i = 0; i < expected_.size(); ++i) {
-      ASSIGN_OR_RETURN(auto received, handle.ReceiveSegment(kSegmentLimit));
-      RETURN_IF_ERROR(Place(std::move(received)));
-    }
-    return absl::OkStatus();
-  }
-
-  base::Segment Take(proto::SegmentKind kind) {
-    for (Expected& expected : expected_) {
-      if (expected.kind == kind) return std::move(expected.segment);
-    }
-    return base::Segment();
-  }
-
- private:
-  struct Expected {
-    proto::SegmentKind kind;
-    uint64_t size_bytes;  // 0: any
-    base::Segment segment;
-  };
-
-  void Expect(proto::SegmentKind kind, uint64_t size_bytes) {
-    const bool is_control = kind == proto::SegmentKind::kControlBlock;
-    if (is_control || size_bytes > 0) {
-      expected_.push_back({kind, size_bytes, base::Segment()});
-    }
-  }
-
-  absl::Status Place(ipc::HandleClient::ReceivedSegment received) {
-    for (Expected& expected : expected_) {
-      if (expected.kind != received.kind) continue;
-      const bool fits = expected.size_bytes == 0 ||
-                        expected.size_bytes == received.size_bytes;
-      if (!fits || expected.segment.size_bytes() > 0) break;
-      const base::Access access = received.kind == proto::SegmentKind::kWeights
-                                      ? base::Access::kReadOnly
-                                      : base::Access::kReadWrite;
-      // Checks fd, seals and true size before it maps.
-      ASSIGN_OR_RETURN(expected.segment,
-                       base::Segment::Map(std::move(received.fd),
-                                          received.size_bytes, access));
-      return absl::OkStatus();
-    }
-    return absl::DataLossError(
-        absl::StrCat("the daemon sent a segment that was not announced: kind ",
-                     static_cast<uint32_t>(received.kind), ", ",
-                     received.size_bytes, " bytes"));
-  }
-
-  std::vector<Expected> expected_;
-};
-
 void WriteInitialValues(const Options& options,
                         std::span<const TensorView> tensors,
                         base::Segment& segment) {
@@ -180,62 +118,25 @@ void WriteInitialValues(const Options& options,
   }
 }
 
-// What ends the opening, told so that one knows whom to look at.
-absl::Status OpenError(const absl::Status& status, const Options& options,
-                       Connection& connection) {
-  const std::string where = absl::StrCat("the daemon at ", options.address);
-  if (absl::IsDeadlineExceeded(status)) {
-    auto stats = connection.channel->GetStats(kStatsLimit);
-    const bool is_silent = absl::IsDeadlineExceeded(stats.status()) ||
-                           absl::IsUnavailable(stats.status());
-    if (!stats.ok()) {
-      // A daemon that answers has ended the job: its own words say why.
-      if (!is_silent) return status;
-      return absl::DeadlineExceededError(
-          absl::StrCat(where, " does not answer: the session was not open in ",
-                       absl::FormatDuration(options.open_timeout)));
-    }
-    const std::string waiting = WaitingFor(stats->json());
-    if (waiting.empty()) return status;
+// Where a call took too long: told so that one knows whom to look at.
+absl::Status Explain(const absl::Status& status, const Options& options,
+                     Connection& connection) {
+  if (!absl::IsDeadlineExceeded(status)) return status;
+  auto stats = connection.channel->GetStats(kStatsLimit);
+  const bool is_silent = absl::IsDeadlineExceeded(stats.status()) ||
+                         absl::IsUnavailable(stats.status());
+  if (!stats.ok()) {
+    // A daemon that answers has ended the job: its own words say why.
+    if (!is_silent) return status;
     return absl::DeadlineExceededError(
-        absl::StrCat("the job did not start in time; it waits: ", waiting));
+        absl::StrCat("the daemon at ", options.address,
+                     " does not answer: the session was not open in ",
+                     absl::FormatDuration(options.open_timeout)));
   }
-  if (!absl::IsUnavailable(status)) return status;
-  // The two connections of a daemon that dies end one after the other.
-  const base::MonotonicClock clock;
-  const absl::Time limit = clock.Now() + kHangUpLimit;
-  while (connection.handle->IsOpen()) {
-    if (clock.Now() >= limit) return status;  // its own word
-    absl::SleepFor(absl::Milliseconds(10));
-  }
-  return absl::UnavailableError(absl::StrCat(
-      where, " went away while the session was opening (", status.message(),
-      "): see its log, start it again and open the session anew"));
-}
-
-// Attaches, again on a new connection while the refusal is a passing one.
-absl::Status ConnectAndAttach(const Options& options,
-                              const v1::AttachRequest& request,
-                              absl::FunctionRef<absl::Duration()> left,
-                              Attachment& result) {
-  Backoff backoff(std::min(options.connect_timeout, left()),
-                  options.interrupted);
-  for (;;) {
-    ASSIGN_OR_RETURN(result.connection,
-                     Connect(options.address, options.token,
-                             std::max(backoff.left(), absl::Milliseconds(1)),
-                             options.interrupted));
-    auto attach =
-        result.connection.channel->Attach(request, left(), options.interrupted);
-    if (attach.ok()) {
-      result.attach = *std::move(attach);
-      return absl::OkStatus();
-    }
-    if (!IsPassing(attach.status()) || backoff.left() <= absl::ZeroDuration()) {
-      return OpenError(attach.status(), options, result.connection);
-    }
-    RETURN_IF_ERROR(backoff.Pause());
-  }
+  const std::string waiting = WaitingFor(stats->json());
+  if (waiting.empty()) return status;
+  return absl::DeadlineExceededError(
+      absl::StrCat("the job did not start in time; it waits: ", waiting));
 }
 
 std::string FindWaitingFor(const nlohmann::json& value) {
@@ -249,27 +150,20 @@ std::string FindWaitingFor(const nlohmann::json& value) {
   return "";
 }
 
-}  // namespace
-
-std::string WaitingFor(const std::string& stats_json) {
-  return FindWaitingFor(nlohmann::json::parse(stats_json, nullptr, false));
-}
-
-absl::StatusOr<Attachment> Attach(const Options& options) {
-  const base::MonotonicClock clock;
-  const absl::Time deadline = clock.Now() + options.open_timeout;
-  const auto left = [&] {
-    return std::max(deadline - clock.Now(), absl::Milliseconds(1));
-  };
-  Attachment result;
+absl::StatusOr<std::vector<TensorView>> DescribeTensors(
+    const Options& options) {
+  std::vector<TensorView> tensors;
   for (const v1::Tensor& tensor : options.job.tensors()) {
     TensorView view;
     ASSIGN_OR_RETURN(view.size_bytes, SizeBytes(tensor));
     view.is_frozen = tensor.frozen();
-    result.tensors.push_back(view);
+    tensors.push_back(view);
   }
-  RETURN_IF_ERROR(CheckInitialValues(options, result.tensors));
+  RETURN_IF_ERROR(CheckInitialValues(options, tensors));
+  return tensors;
+}
 
+v1::AttachRequest MakeRequest(const Options& options) {
   v1::AttachRequest request;
   *request.mutable_job() = options.job;
   *request.mutable_topology() = options.topology;
@@ -278,7 +172,16 @@ absl::StatusOr<Attachment> Attach(const Options& options) {
   request.set_load(options.load);
   request.set_has_initial_values(options.topology.rank() == 0 &&
                                  !options.initial_values.empty());
-  RETURN_IF_ERROR(ConnectAndAttach(options, request, left, result));
+  return request;
+}
+
+absl::Duration Until(absl::Time deadline) {
+  return std::max(deadline - base::MonotonicClock().Now(),
+                  absl::Milliseconds(1));
+}
+
+// Takes the segments that belong to `result.attach`.
+absl::Status TakeSegments(const Options& options, Attachment& result) {
   RETURN_IF_ERROR(TakePlacements(result.attach, result.tensors));
   ASSIGN_OR_RETURN(result.tracker, MakeTracker(result.attach));
   ASSIGN_OR_RETURN(result.holdings, MakeHoldings(result.attach));
@@ -286,8 +189,7 @@ absl::StatusOr<Attachment> Attach(const Options& options) {
       result.attach.initial_bytes() < result.attach.weights_bytes()) {
     return absl::DataLossError("segment for initial values is too small");
   }
-
-  Receiver receiver(result.attach);
+  SegmentReceiver receiver(result.attach);
   RETURN_IF_ERROR(receiver.ReceiveAll(*result.connection.handle));
   result.control_block = receiver.Take(proto::SegmentKind::kControlBlock);
   result.gradients = receiver.Take(proto::SegmentKind::kGradients);
@@ -297,6 +199,7 @@ absl::StatusOr<Attachment> Attach(const Options& options) {
                                        result.attach.num_buckets(),
                                        options.job.optimizer().groups_size(),
                                        result.holdings.num_units()));
+  result.has_view = true;
   if (const auto failure = result.view.FailureAfter(0)) {
     result.failure_seen = failure->count;  // of an earlier life
   }
@@ -304,9 +207,121 @@ absl::StatusOr<Attachment> Attach(const Options& options) {
       initial.size_bytes() > 0) {
     WriteInitialValues(options, result.tensors, initial);
   }
+  return absl::OkStatus();
+}
 
-  RETURN_IF_ERROR(Begin(options, left(), result));
-  return result;
+// On a connection that is there.
+absl::Status AttachOn(const Options& options, const v1::AttachRequest& request,
+                      absl::Time deadline, Attachment& result) {
+  auto attach = result.connection.channel->Attach(request, Until(deadline),
+                                                  options.interrupted);
+  if (!attach.ok()) {
+    return Explain(attach.status(), options, result.connection);
+  }
+  result.attach = *std::move(attach);
+  RETURN_IF_ERROR(TakeSegments(options, result));
+  return Begin(options, Until(deadline), result);
+}
+
+// The last word of a daemon, which may reach the control block alone.
+std::optional<Failure> LastWord(const Attachment& attempt) {
+  if (!attempt.has_view) return std::nullopt;
+  auto failure = attempt.view.FailureAfter(attempt.failure_seen);
+  return failure.has_value() && failure->is_fatal ? failure : std::nullopt;
+}
+
+AttemptEnd HowConnectEnded(const absl::Status& status) {
+  if (IsPassing(status)) return AttemptEnd::kPassing;
+  // A daemon that takes much over begins to answer late.
+  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status)
+             ? AttemptEnd::kAbsent
+             : AttemptEnd::kFinal;
+}
+
+// After Connect. The words of a daemon that lives count as they are, but for
+// Unavailable: it drains, or the job ends since another node has gone.
+AttemptEnd HowAttachEnded(const absl::Status& status, const Options& options,
+                          const Attachment& attempt) {
+  if (IsPassing(status)) return AttemptEnd::kPassing;
+  const bool has_no_lease = absl::IsFailedPrecondition(status) &&
+                            absl::EndsWith(status.message(), "connect again");
+  if (has_no_lease) return AttemptEnd::kEnded;
+  const bool is_unavailable = absl::IsUnavailable(status);
+  // A daemon that ends cancels its calls, too.
+  const bool is_cancelled = absl::IsCancelled(status) &&
+                            !(options.interrupted && options.interrupted());
+  if (!is_unavailable && !is_cancelled) return AttemptEnd::kFinal;
+  if (!LastWord(attempt).has_value() &&
+      (!attempt.connection.handle->IsOpen() ||
+       attempt.connection.channel->IsBroken(status))) {
+    return AttemptEnd::kLost;
+  }
+  return is_unavailable ? AttemptEnd::kEnded : AttemptEnd::kFinal;
+}
+
+// Nothing of an attempt that fails is left.
+absl::StatusOr<Attachment> Try(const Options& options,
+                               const v1::AttachRequest& request,
+                               const std::vector<TensorView>& tensors,
+                               const Opening& opening, AttemptEnd* how) {
+  Attachment result;
+  result.tensors = tensors;
+  auto connection = Connect(options.address, options.token,
+                            Until(opening.patience()), options.interrupted);
+  if (!connection.ok()) {
+    *how = HowConnectEnded(connection.status());
+    return connection.status();
+  }
+  result.connection = *std::move(connection);
+  absl::Status status = AttachOn(options, request, opening.deadline(), result);
+  if (status.ok()) return result;
+  if (const auto word = LastWord(result);
+      word.has_value() && absl::IsUnavailable(status)) {
+    status = absl::Status(word->code, word->text);
+  }
+  *how = HowAttachEnded(status, options, result);
+  return status;
+}
+
+}  // namespace
+
+std::string WaitingFor(const std::string& stats_json) {
+  return FindWaitingFor(nlohmann::json::parse(stats_json, nullptr, false));
+}
+
+absl::StatusOr<Attachment> Attach(const Options& given) {
+  // Whoever was interrupted says so once, perhaps while an attempt ends for
+  // another reason: it counts for all that follow.
+  Options options = given;
+  const auto was_interrupted = std::make_shared<bool>(false);
+  if (given.interrupted) {
+    options.interrupted = [&given, was_interrupted] {
+      return *was_interrupted = *was_interrupted || given.interrupted();
+    };
+  }
+  ASSIGN_OR_RETURN(const std::vector<TensorView> tensors,
+                   DescribeTensors(options));
+  const v1::AttachRequest request = MakeRequest(options);
+  const base::MonotonicClock clock;
+  Opening opening(
+      {options.address, options.connect_timeout, options.open_timeout},
+      clock.Now());
+  Backoff backoff(options.open_timeout, options.interrupted);
+  for (;;) {
+    AttemptEnd how = AttemptEnd::kFinal;
+    auto attempt = Try(options, request, tensors, opening, &how);
+    if (attempt.ok() && *was_interrupted) {
+      return absl::CancelledError("interrupted while the session was opening");
+    }
+    if (attempt.ok()) return attempt;
+    RETURN_IF_ERROR(opening.OnFailed(how, attempt.status(), clock.Now()));
+    if (const std::string news = opening.TakeNews(clock.Now());
+        !news.empty() && options.log) {
+      options.log(news);
+    }
+    RETURN_IF_ERROR(backoff.Pause());
+    RETURN_IF_ERROR(opening.CheckTime(clock.Now()));
+  }
 }
 
 absl::Status Begin(const Options& options, absl::Duration timeout,
@@ -316,7 +331,7 @@ absl::Status Begin(const Options& options, absl::Duration timeout,
                            return channel.Begin(left, options.interrupted);
                          });
   if (!reply.ok()) {
-    return OpenError(reply.status(), options, attachment.connection);
+    return Explain(reply.status(), options, attachment.connection);
   }
   const v1::BeginReply& begin = attachment.begin = *std::move(reply);
   if (begin.groups_size() != options.job.optimizer().groups_size()) {

@@ -41,6 +41,7 @@ struct Attachment {
   // is a copy, so that they stay under whoever computes the step again.
   bool holds_weights = false;
   ControlView view;
+  bool has_view = false;  // set once `view` is one
   PushTracker tracker;
   Holdings holdings;
   std::vector<TensorView> tensors;
@@ -49,13 +50,15 @@ struct Attachment {
   uint32_t failure_seen = 0;  // count of the last failure before Begin
 };
 
+// Blocks until the job runs. A daemon that goes away before, or ends the
+// session with Unavailable, is waited for, and all begins anew (opening.h).
 // Errors: Connect's, the daemon's, DataLoss if what it sent does not fit
 // together.
 absl::StatusOr<Attachment> Attach(const Options& options);
 
 // Asks what the open step is and what of it is in, and fits `attachment` to
 // the answer, its `begin`. Attach does it once; again where the step has ended
-// meanwhile.
+// meanwhile. Unavailable: the daemon went away, or its own word.
 absl::Status Begin(const Options& options, absl::Duration timeout,
                    Attachment& attachment);
 

@@ -71,16 +71,18 @@ void FakeDaemon::Accept() {
   for (;;) {
     base::UniqueFd peer(
         accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    if (!peer || Welcome(std::move(peer))) return;
+    if (!peer) return;
+    Welcome(std::move(peer));
+    if (script_.is_deaf && num_hellos_ == script_.passing_refusals) return;
   }
 }
 
-bool FakeDaemon::Welcome(base::UniqueFd peer) {
+void FakeDaemon::Welcome(base::UniqueFd peer) {
   pollfd readable{peer.get(), POLLIN, 0};
   poll(&readable, 1, -1);
   std::byte buffer[256];
   ipc::Packet hello;
-  if (!ipc::ReceivePacket(peer.get(), buffer, &hello).ok()) return false;
+  if (!ipc::ReceivePacket(peer.get(), buffer, &hello).ok()) return;
   const bool is_passing = ++num_hellos_ <= script_.passing_refusals;
   if (script_.refuse_hello || is_passing) {
     struct {
@@ -97,13 +99,12 @@ bool FakeDaemon::Welcome(base::UniqueFd peer) {
     const auto bytes =
         BytesOf(refusal).first(sizeof(refusal.message) + sizeof(refusal.text));
     ipc::SendPacket(peer.get(), bytes, {}).status().IgnoreError();
-    const bool is_last = num_hellos_ == script_.passing_refusals;
-    return !is_passing || (script_.is_deaf && is_last);
+    return;
   }
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0,
                  ends) != 0) {
-    return true;
+    return;
   }
   const base::UniqueFd theirs(ends[1]);
   proto::WelcomeMessage welcome{};
@@ -112,11 +113,10 @@ bool FakeDaemon::Welcome(base::UniqueFd peer) {
   for (uint8_t i = 0; i < sizeof(welcome.key); ++i) welcome.key[i] = i;
   base::MutexLock lock(&mutex_);
   handle_ = std::move(peer);
+  control_end_.Reset(dup(ends[0]));
   grpc::AddInsecureChannelFromFd(server_.get(), ends[0]);
   const int fds[] = {theirs.get()};
   ipc::SendPacket(handle_.get(), BytesOf(welcome), fds).status().IgnoreError();
-  // Each refused Attach brings a new connection.
-  return num_hellos_ > 2 * script_.passing_refusals;
 }
 
 // As a process under SIGSTOP; ends when the caller gives up.
@@ -128,6 +128,7 @@ void FakeDaemon::Stay(grpc::ServerContext* context) const {
 
 absl::Status FakeDaemon::MakeSegments(const v1::AttachRequest& request) {
   const int tensors = request.job().tensors_size();
+  num_buckets_ = 0;
   for (const auto& tensor : request.job().tensors()) {
     num_buckets_ += !tensor.frozen();
   }
@@ -189,9 +190,15 @@ grpc::Status FakeDaemon::Attach(grpc::ServerContext* context,
   if (!KeyFits(*context)) {
     return grpc::Status(grpc::StatusCode::UNAUTHENTICATED, "wrong key");
   }
+  const int number = ++num_attached_;
   base::MutexLock lock(&mutex_);
+  // Each refused Attach brings a new connection.
   if (num_hellos_ <= 2 * script_.passing_refusals) {
     return grpc::Status(grpc::StatusCode::UNAVAILABLE, "ending: try again");
+  }
+  if (script_.on_attach) {
+    const absl::Status status = script_.on_attach(number);
+    if (!status.ok()) return ToGrpc(status);
   }
   if (absl::Status status = MakeSegments(*request); !status.ok()) {
     return ToGrpc(status);
@@ -213,9 +220,15 @@ grpc::Status FakeDaemon::Attach(grpc::ServerContext* context,
 
 grpc::Status FakeDaemon::Begin(grpc::ServerContext*, const v1::BeginRequest*,
                                v1::BeginReply* reply) {
-  if (script_.dies_in_begin) {
+  const int number = ++num_begun_;
+  if (number <= script_.deaths_in_begin) {
+    if (!script_.comes_back) shutdown(listener_.get(), SHUT_RDWR);
     HangUp();
-    return grpc::Status(grpc::StatusCode::UNAVAILABLE, "Socket closed");
+    return grpc::Status::CANCELLED;  // which nobody hears
+  }
+  if (script_.on_begin) {
+    const absl::Status status = script_.on_begin(*this, number);
+    if (!status.ok()) return ToGrpc(status);
   }
   *reply = script_.begin;
   if (script_.in_begin) script_.in_begin(*this, *reply);
@@ -334,6 +347,10 @@ void FakeDaemon::Fail(absl::StatusCode code, bool is_fatal, uint64_t word,
   Wake();
 }
 
-void FakeDaemon::HangUp() { handle_.Reset(); }
+void FakeDaemon::HangUp() {
+  base::MutexLock lock(&mutex_);
+  handle_.Reset();
+  shutdown(control_end_.get(), SHUT_RDWR);
+}
 
 }  // namespace ballast::worker

@@ -1,6 +1,7 @@
 // A daemon of one worker for tests: real handle socket, real gRPC, real
 // segments, and a control block that the test writes by hand. It decides
 // nothing: the test says when a step is committed, published or aborted.
+// Who connects anew gets new segments, as from a daemon that was started again.
 //
 // The job: one bucket per trainable tensor, one param group.
 //
@@ -37,7 +38,11 @@ class FakeDaemon final : public v1::WorkerService::Service {
     bool refuse_hello = false;
     int passing_refusals = 0;  // of Hello, and then as many of Attach
     bool is_deaf = false;      // hears no Hello after those refusals
-    bool dies_in_begin = false;
+    int deaths_in_begin = 0;   // as many Begins see it go away
+    bool comes_back = true;    // else nobody listens after the first of them
+    // What the n-th Attach and Begin, from 1, are answered; OK: as usual.
+    std::function<absl::Status(int)> on_attach;
+    std::function<absl::Status(FakeDaemon&, int)> on_begin;
     // Close ends in a crash: before it is recorded, or before its reply.
     bool dies_in_close = false;
     bool records_close = false;
@@ -68,12 +73,13 @@ class FakeDaemon final : public v1::WorkerService::Service {
   void Publish(uint64_t word);
   void Fail(absl::StatusCode code, bool is_fatal, uint64_t word,
             std::string_view text);
-  // As a crash: the handle socket closes, nothing else is said.
+  // As a crash: both connections close, nothing else is said.
   void HangUp();
 
   std::span<std::byte> initial() { return Synced(initial_).bytes(); }
   std::span<std::byte> weights() { return Synced(weights_).bytes(); }
   std::span<std::byte> gradients() { return Synced(gradients_).bytes(); }
+  int num_attached() const { return num_attached_; }
   int num_detached() const { return num_detached_; }
   int num_closed() const { return num_closed_; }
 
@@ -96,7 +102,7 @@ class FakeDaemon final : public v1::WorkerService::Service {
 
  private:
   void Accept();
-  bool Welcome(base::UniqueFd peer);  // false: refused, comes again
+  void Welcome(base::UniqueFd peer);
   void Stay(grpc::ServerContext* context) const;
   absl::Status MakeSegments(const v1::AttachRequest& request);
   absl::Status SendSegments();
@@ -121,6 +127,7 @@ class FakeDaemon final : public v1::WorkerService::Service {
   std::string address_;
   base::UniqueFd listener_;
   base::UniqueFd handle_;
+  base::UniqueFd control_end_;  // gRPC's, once more: to hang up
   std::unique_ptr<grpc::Server> server_;
   std::thread acceptor_;
   base::Mutex mutex_;
@@ -131,6 +138,8 @@ class FakeDaemon final : public v1::WorkerService::Service {
   base::Segment gradients_;
   base::Segment weights_;
   base::Segment initial_;
+  std::atomic<int> num_attached_{0};
+  std::atomic<int> num_begun_{0};
   std::atomic<int> num_detached_{0};
   std::atomic<int> num_closed_{0};
 };

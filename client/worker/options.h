@@ -3,6 +3,7 @@
 #define CLIENT_WORKER_OPTIONS_H_
 
 #include <cstddef>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -28,11 +29,14 @@ struct Options {
   // values are not used. Values that share memory are refused, on every rank:
   // tied tensors are one tensor, registered once (I16).
   std::vector<std::span<const std::byte>> initial_values;
-  // How long to wait for a daemon that does not answer, and for everything
-  // that follows (all ranks must come).
+  // How long to wait for a daemon that does not answer, and for all of the
+  // opening (all ranks must come; a daemon that goes away must come again).
   absl::Duration connect_timeout = absl::Seconds(30);
   absl::Duration open_timeout = absl::Minutes(10);
   Interrupted interrupted;  // also asked during Step and Wait
+  // One line for the user, on the calling thread, when the opening has to begin
+  // anew; once. Null: none.
+  std::function<void(const std::string& line)> log;
 };
 
 }  // namespace ballast::worker

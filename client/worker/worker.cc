@@ -99,7 +99,10 @@ absl::Status Worker::Settle(absl::Time deadline) {
     if (const auto failure = view().FailureAfter(failure_seen_)) {
       failure_seen_ = failure->count;
     }
-    RETURN_IF_ERROR(Begin(options_, deadline - clock_.Now(), *attachment_));
+    const absl::Duration left = deadline - clock_.Now();
+    const absl::Status begun = Begin(options_, left, *attachment_);
+    if (absl::IsUnavailable(begun)) return CallError(begun, "begin", left);
+    RETURN_IF_ERROR(begun);
     TakeBegin();
   }
   int bucket = 0;

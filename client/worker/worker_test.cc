@@ -555,14 +555,22 @@ TEST_F(WorkerTest, ARefusalIsNotHiddenByTheSilenceAfterIt) {  // I23
               StatusIs(absl::StatusCode::kResourceExhausted, "try again"));
 }
 
-TEST_F(WorkerTest, ADaemonThatDiesDuringTheOpeningIsNamed) {  // I23
+// What a former worker gave may have ended: this job has begun, and goes with
+// its daemon.
+TEST_F(WorkerTest, ADaemonThatDiesAfterBeginIsNamed) {  // I23
   FakeDaemon::Script script = FakeDaemon::DefaultScript();
-  script.dies_in_begin = true;
+  script.in_begin = [](FakeDaemon& fake, v1::BeginReply&) {
+    fake.Open(SequenceWord(1, 2));
+  };
+  script.on_begin = [](FakeDaemon& fake, int number) {
+    if (number == 2) fake.HangUp();
+    return absl::OkStatus();
+  };
   FakeDaemon daemon(script);
   EXPECT_THAT(Worker::Open(MakeOptions(daemon)),
               StatusIs(absl::StatusCode::kUnavailable,
-                       "the daemon at " + daemon.address() +
-                           " went away while the session was opening"));
+                       "the daemon at " + daemon.address() + " went away"));
+  EXPECT_EQ(daemon.num_attached(), 1);
 }
 
 TEST_F(WorkerTest, AStoppedDaemonIsNamed) {  // I23

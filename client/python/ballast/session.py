@@ -56,7 +56,9 @@ class Session:
         the daemon's. Node 0 and jobs of one node need none.
       token: what the daemon asks for (default: content of
         BALLAST_TOKEN_FILE, less its last line end).
-      timeout: seconds that opening, step() and wait() may block.
+      timeout: seconds that opening, step() and wait() may block. A daemon
+        that goes away before the session is open is waited for as long; a
+        line on stderr says so.
       connect_timeout: seconds to look for a daemon that does not answer.
       rank, world_size, local_rank, local_world_size, node_rank: default to
         torchrun's RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK,
