@@ -18,6 +18,10 @@ namespace {
 
 // Everything in a scenario happens well within this virtual time.
 constexpr absl::Duration kPatience = absl::Hours(2);
+// In microseconds: within which all workers start, and have mostly begun; or,
+// of several nodes, which meet first, have mostly not.
+constexpr uint64_t kStarting = 20'000;
+constexpr uint64_t kOpening = 25'000;
 constexpr uint64_t kMaxEvents = 20'000'000;
 constexpr size_t kMaxViolations = 20;
 
@@ -26,6 +30,13 @@ constexpr size_t kMaxViolations = 20;
 struct Death {
   int node;
 };
+
+bool RestartsToBegin(const Scenario& scenario) {
+  return std::any_of(
+      scenario.faults.begin(), scenario.faults.end(), [](const Fault& fault) {
+        return fault.kind == Fault::Kind::kRestart && fault.step == 0;
+      });
+}
 
 }  // namespace
 
@@ -123,7 +134,8 @@ Cluster::Cluster(const Scenario& scenario, uint64_t seed,
                 .exchanges = &network_,
                 .frames = &peers_,
                 .clock = &world_,
-                .wrap = std::move(wrap)},
+                .wrap = std::move(wrap),
+                .meets_to_begin = RestartsToBegin(scenario)},
       reference_(scenario_),
       corruption_(
           this,
@@ -161,6 +173,14 @@ void Cluster::Start() {
       continue;
     }
     StartWorker(rank, 0);
+  }
+  for (int n = 0; n < scenario_.nodes; ++n) {
+    while (const Fault* const restart =
+               TakeFault(Fault::Kind::kRestart, n, 0)) {
+      const auto away = restart->back_after.value_or(absl::Milliseconds(20));
+      world_.PostAfter(absl::Microseconds(world_.random().Below(kOpening)),
+                       [this, n, away] { Restart(n, away); });
+    }
   }
   if (scenario_.adopt_after == absl::InfiniteDuration()) return;
   world_.PostAfter(scenario_.adopt_after, [this] {
@@ -256,10 +276,9 @@ void Cluster::DieAtFailpoints(absl::Duration away) {
 }
 
 void Cluster::Die(std::string_view failpoint) {
-  // A job that has not begun is not kept.
-  if (result_.weights.size() <= static_cast<size_t>(scenario_.first_version)) {
-    return;
-  }
+  // A job that has begun on some of its nodes only is not kept on the others.
+  const size_t first = static_cast<size_t>(scenario_.first_version);
+  if (scenario_.nodes > 1 && result_.weights.size() <= first) return;
   constexpr std::string_view kDaemon = "daemon-";
   std::string_view who = world_.running();
   int node = starting_node_;  // or it is only just being made
@@ -280,7 +299,7 @@ void Cluster::StartWorker(int rank, int life) {
   workers_[rank] = std::make_unique<SimWorker>(this, id, seeds_.Next());
   // Processes of one job do not start together.
   workers_[rank]->process().PostAfter(
-      absl::Microseconds(world_.random().Below(20'000)),
+      absl::Microseconds(world_.random().Below(kStarting)),
       [worker = workers_[rank].get()] { worker->Start(); });
 }
 
@@ -548,10 +567,10 @@ void Cluster::OnRead(WorkerId id, int64_t version, const layout::Piece& piece,
 }
 
 void Cluster::CheckOwnership() {
-  is_ownership_checked_ = true;
-  const auto& daemon = daemons_[0];
-  const daemon::JobRuntime* const runtime = daemon->node->Find(kJobName);
+  if (daemons_[0] == nullptr) return;
+  const daemon::JobRuntime* const runtime = daemons_[0]->node->Find(kJobName);
   if (runtime == nullptr) return;
+  is_ownership_checked_ = true;
   const layout::Layout& layout = runtime->job().layout();
   std::vector<std::vector<int>> owners;
   for (const layout::TensorPlace& place : layout.places()) {

@@ -108,9 +108,9 @@ class Cluster final : public SimWorld {
   // freezes: what it kept is as it was at this instruction.
   void KillNow(int node, absl::Duration away, bool freezes = true);
 
-  // From the job's first step on, a failpoint that kills (the test has
-  // configured it) ends the daemon at that very instruction, and the next one
-  // goes on after `away`. Where there is a keeper.
+  // A failpoint that kills (the test has configured it) ends the daemon at that
+  // very instruction, and the next one goes on after `away`. Of several nodes
+  // from the job's first step on. Where there is a keeper.
   void DieAtFailpoints(absl::Duration away);
   int deaths() const { return deaths_; }  // so far
 

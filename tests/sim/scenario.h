@@ -35,6 +35,7 @@ struct Fault {
     kPartition,   // node is cut off from the others
     kCorrupt,     // a bit of the node's published weights flips
     kRestart,     // node's daemon dies; the next goes on with what was kept
+                  // (step 0: it dies while the job is being opened)
     // Of the disk and all machines; no step's.
     kDiskFails,   // a change fails
     kDiskFull,    // a write has no room

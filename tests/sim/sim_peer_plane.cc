@@ -198,7 +198,7 @@ absl::Status SimPeerPlane::Check(NodeRank node, const std::string&) const {
 
 std::unique_ptr<daemon::Opening> SimPeerPlane::Open(
     const daemon::LinksRequest& request, Done done) {
-  if (request.join.generation() == 0) {
+  if (request.join.generation() == 0 && !networks_->meets_to_begin) {
     return std::make_unique<Beginning>(this, request, std::move(done));
   }
   return std::make_unique<Meeting>(this, request, std::move(done));

@@ -1,8 +1,8 @@
 // A peer plane over the simulated networks. Nodes that begin a job have links
-// at once: that they meet at all is membership's affair here. Nodes that go on
-// with one meet at node 0's daemon as the real ones do
-// (membership::Rendezvous), by polls that are lost where the network is cut or
-// that daemon is away.
+// at once, unless their daemons are replaced meanwhile: that they meet at all
+// is membership's affair here. Nodes that go on with one meet at node 0's
+// daemon as the real ones do (membership::Rendezvous), by polls that are lost
+// where the network is cut or that daemon is away.
 //
 // Every opening has an endpoint and a peer link of its own, gone with the
 // links: what another node still waits for from them fails.
@@ -43,6 +43,8 @@ struct SimNetworks {
   WrapTransport wrap = nullptr;
   // Where the nodes meet; null while node 0's daemon is away.
   membership::Rendezvous* rendezvous = nullptr;
+  // Nodes that begin a job meet too: their daemons may be replaced meanwhile.
+  bool meets_to_begin = false;
   std::map<int, uint64_t> lives = {};   // of open links, by node
   std::map<int, absl::Time> ends = {};  // of those that were closed, the last
 };

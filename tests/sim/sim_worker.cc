@@ -14,6 +14,10 @@ namespace ballast::sim {
 namespace {
 
 constexpr absl::Duration kThinking = absl::Microseconds(300);
+// As the client's, without its jitter.
+constexpr absl::Duration kOpenTimeout = absl::Minutes(10);
+constexpr absl::Duration kFirstPause = absl::Milliseconds(50);
+constexpr absl::Duration kLongestPause = absl::Seconds(2);
 
 // The daemon's end of the connection.
 class SimLink final : public session::WorkerLink {
@@ -160,39 +164,56 @@ session::AttachRequest SimWorker::MakeRequest() const {
 }
 
 void SimWorker::Start() {
-  Ask(Call::kAttach, [world = world_, id = id_, key = key_,
-                      request = MakeRequest(),
-                      memory = memory_](daemon::Node& node) {
-    // If it came before, and was told to try again.
-    node.sessions().OnDisconnected(key, absl::UnavailableError("again"));
-    node.sessions().OnConnected(key,
-                                std::make_unique<SimLink>(world, id, memory));
-    node.sessions().AttachWhenKnown(
-        key, request, [world, id](absl::StatusOr<session::AttachReply> reply) {
-          std::shared_ptr<layout::Layout> layout;
-          std::shared_ptr<layout::GatherUnits> units;
-          if (reply.ok()) {
-            layout = std::make_shared<layout::Layout>(*reply->layout);
-            if (reply->units != nullptr) {
-              units = std::make_shared<layout::GatherUnits>(*reply->units);
-            }
-          }
-          world->CallWorker(id, [reply, layout, units](SimWorker& worker) {
-            worker.OnAttached(reply, layout, units);
-          });
-        });
-  });
+  opened_ = std::min(opened_, world_->clock().Now());
+  const int attempt = ++attempt_;
+  Ask(Call::kAttach,
+      [world = world_, id = id_, key = key_, attempt, request = MakeRequest(),
+       memory = memory_](daemon::Node& node) {
+        // If it came before, and was told to try again.
+        node.sessions().OnDisconnected(key, absl::UnavailableError("again"));
+        node.sessions().OnConnected(
+            key, std::make_unique<SimLink>(world, id, memory));
+        node.sessions().AttachWhenKnown(
+            key, request,
+            [world, id, attempt](absl::StatusOr<session::AttachReply> reply) {
+              std::shared_ptr<layout::Layout> layout;
+              std::shared_ptr<layout::GatherUnits> units;
+              if (reply.ok()) {
+                layout = std::make_shared<layout::Layout>(*reply->layout);
+                if (reply->units != nullptr) {
+                  units = std::make_shared<layout::GatherUnits>(*reply->units);
+                }
+              }
+              world->CallWorker(
+                  id, [attempt, reply, layout, units](SimWorker& worker) {
+                    worker.OnAttached(attempt, reply, layout, units);
+                  });
+            });
+      });
 }
 
-void SimWorker::OnAttached(absl::StatusOr<session::AttachReply> reply,
+void SimWorker::Reopen(const absl::Status& why) {
+  const bool is_passing = absl::IsUnavailable(why) ||
+                          absl::EndsWith(why.message(), "try again") ||
+                          absl::EndsWith(why.message(), "connect again");
+  if (!is_passing || world_->clock().Now() - opened_ > kOpenTimeout) {
+    return End(why);
+  }
+  call_ = Call::kNone;
+  const int attempt = ++attempt_;
+  process_.PostAfter(std::min(attempt * kFirstPause, kLongestPause),
+                     [this, attempt] {
+                       if (attempt == attempt_ && !is_done_) Start();
+                     });
+}
+
+void SimWorker::OnAttached(int attempt,
+                           absl::StatusOr<session::AttachReply> reply,
                            std::shared_ptr<layout::Layout> layout,
                            std::shared_ptr<layout::GatherUnits> units) {
+  if (attempt != attempt_ || is_done_) return;
   call_ = Call::kNone;
-  if (absl::EndsWith(reply.status().message(), "try again")) {
-    process_.PostAfter(absl::Milliseconds(50), [this] { Start(); });
-    return;
-  }
-  if (!reply.ok()) return End(reply.status());
+  if (!reply.ok()) return Reopen(reply.status());
   layout_ = std::move(layout);
   units_ = std::move(units);
   if (reply->initial_bytes > 0) WriteInitialValues();
@@ -200,12 +221,14 @@ void SimWorker::OnAttached(absl::StatusOr<session::AttachReply> reply,
 }
 
 void SimWorker::CallBegin() {
-  Ask(Call::kBegin, [world = world_, id = id_, key = key_](daemon::Node& node) {
+  Ask(Call::kBegin, [world = world_, id = id_, key = key_,
+                     attempt = attempt_](daemon::Node& node) {
     node.sessions().Begin(
         key, absl::InfiniteDuration(),
-        [world, id](absl::StatusOr<session::BeginReply> begun) {
-          world->CallWorker(
-              id, [begun](SimWorker& worker) { worker.OnBegun(begun); });
+        [world, id, attempt](absl::StatusOr<session::BeginReply> begun) {
+          world->CallWorker(id, [attempt, begun](SimWorker& worker) {
+            worker.OnBegun(attempt, begun);
+          });
         });
   });
 }
@@ -222,10 +245,11 @@ void SimWorker::WriteInitialValues() {
   }
 }
 
-void SimWorker::OnBegun(absl::StatusOr<session::BeginReply> reply) {
+void SimWorker::OnBegun(int attempt,
+                        absl::StatusOr<session::BeginReply> reply) {
+  if (attempt != attempt_ || is_done_) return;
   call_ = Call::kNone;
-  if (is_done_) return;
-  if (!reply.ok()) return End(reply.status());
+  if (!reply.ok()) return Reopen(reply.status());
   const Scenario& scenario = world_->scenario();
   const int num_buckets = static_cast<int>(layout_->buckets().size());
   auto view = worker::ControlView::Create(
@@ -305,8 +329,11 @@ void SimWorker::End(const absl::Status& outcome) {
 }
 
 void SimWorker::OnLinkClosed(const absl::Status& why) {
-  End(why.ok() ? absl::UnavailableError("the daemon closed the connection")
-               : why);
+  const absl::Status told =
+      why.ok() ? absl::UnavailableError("the daemon closed the connection")
+               : why;
+  if (is_done_) return;
+  return view_.has_value() ? End(told) : Reopen(told);
 }
 
 // ---- Steps. ----

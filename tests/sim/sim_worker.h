@@ -74,17 +74,20 @@ class SimWorker {
  private:
   enum class Call { kNone, kAttach, kBegin, kClose };
 
+  // The session was lost before it had begun: opens it anew, as the client does
+  // (client/worker/opening.h). Ends it if that would be of no use.
+  void Reopen(const absl::Status& why);
   // `fn` runs on the daemon, whose answer is still to come.
   void Ask(Call call, absl::AnyInvocable<void(daemon::Node&)> fn);
   void CallBegin();
   void CallClose();
   void OnClosed();
   session::AttachRequest MakeRequest() const;
-  void OnAttached(absl::StatusOr<session::AttachReply> reply,
+  void OnAttached(int attempt, absl::StatusOr<session::AttachReply> reply,
                   std::shared_ptr<layout::Layout> layout,
                   std::shared_ptr<layout::GatherUnits> units);
   void WriteInitialValues();
-  void OnBegun(absl::StatusOr<session::BeginReply> reply);
+  void OnBegun(int attempt, absl::StatusOr<session::BeginReply> reply);
   void Poll();
   void PollResident();
   // Where weights are not resident.
@@ -126,8 +129,10 @@ class SimWorker {
   int64_t gathering_version_ = -1;  // of the forward pass
   std::vector<std::byte> seen_;     // the weights, as they were gathered
   bool has_asked_to_close_ = false;
-  Call call_ = Call::kNone;              // not yet answered
-  std::shared_ptr<bool> is_call_taken_;  // by a daemon
+  int attempt_ = 0;  // to open: what belongs to others is ignored
+  absl::Time opened_ = absl::InfiniteFuture();  // the first one
+  Call call_ = Call::kNone;                     // not yet answered
+  std::shared_ptr<bool> is_call_taken_;         // by a daemon
   uint32_t failure_seen_ = 0;
   int64_t step_ = 0;
   uint64_t word_ = 0;  // of step_, in its generation
