@@ -100,7 +100,10 @@ absl::StatusOr<std::unique_ptr<JobRecord>> JobRecord::Open(
   }
   const auto* const header = reinterpret_cast<const Header*>(bytes.data());
   const uint64_t magic = header->magic.load(std::memory_order_acquire);
-  if (magic == 0) return absl::UnavailableError("the job did not run yet");
+  if (magic == 0) {
+    return absl::UnavailableError(
+        "it had not begun yet: its workers open it anew");
+  }
   const uint32_t version = header->version;
   if (magic != kMagic) return absl::DataLossError("this is no job's record");
   if (version < 1 || version > kNewestVersion) {

@@ -40,7 +40,7 @@ class JobRecord final : public membership::OutcomeLog {
       device::Device* device, const v1::KeptJob& job);
   // What an earlier daemon left, whatever its bytes are. DataLoss says what is
   // wrong with it; FailedPrecondition: another version's; Unavailable: the job
-  // did not run yet.
+  // had not begun yet.
   static absl::StatusOr<std::unique_ptr<JobRecord>> Open(
       std::unique_ptr<device::SharedBuffer> buffer);
 

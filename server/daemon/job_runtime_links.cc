@@ -253,6 +253,7 @@ void JobRuntime::OnView(Generation generation, const v1::View& view) {
   }
   if (is_loaded_) return StartFirst();
   collective_->StartBroadcast(NodeRank(0), Step(0));
+  BALLAST_FAILPOINT("daemon.weights_leave");
 }
 
 void JobRuntime::OnBroadcast() {
@@ -269,6 +270,7 @@ void JobRuntime::OnBroadcast() {
 }
 
 void JobRuntime::StartFirst() {
+  BALLAST_FAILPOINT("daemon.weights_there");
   has_started_ = true;
   if (!is_loaded_) {
     optimizer_->InitializeFromWeights(optimizer::Moments::kZero);

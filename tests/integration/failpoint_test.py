@@ -16,10 +16,11 @@ if not lab.missing():
 
 _STEPS = 8
 
-# At which passage; by default the third. Some are passed while a job begins,
-# which nobody keeps yet.
+# At which passage; by default the third. What is passed while a job begins is
+# opening_test's.
 _HITS = {
     "daemon.forgetting": 2,
+    "daemon.weights_there": 1,
     "engine.aborted": 1,
     "engine.publish": 53,
     "engine.published": 70,
@@ -46,7 +47,8 @@ _AFTER = {
 # Jobs of one node that load nothing do not come to these.
 _ELSEWHERE = {"collective.delta_computed", "collective.delta_written",
               "collective.raw_dropped", "daemon.load_finished",
-              "daemon.unit_held", "daemon.unit_not_held", "engine.loaded",
+              "daemon.unit_held", "daemon.unit_not_held",
+              "daemon.weights_leave", "engine.loaded",
               "replica.fetched", "replica.placed", "replica.pruning"}
 
 

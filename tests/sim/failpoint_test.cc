@@ -37,7 +37,8 @@ std::set<std::string> Elsewhere() {
           "collective.delta_written",
           "collective.raw_dropped",  // keeps all weights
           "daemon.unit_held",          "daemon.unit_not_held",
-          "ipc.keeper_tell",  // tests/integration/failpoint_test.py
+          "daemon.weights_leave",  // tests/integration/opening_test.py
+          "ipc.keeper_tell",       // tests/integration/failpoint_test.py
           "replica.fetched",           "replica.placed",
           "replica.pruning",           "snapshot.old_moved"};
 }
