@@ -307,6 +307,8 @@ class DaemonDeathTest(lab.TestCase):
         self.assertEqual(daemon.wait(), 0, daemon.log())
 
     def test_a_worker_that_waits_for_others_is_told(self):  # I23
+        """In the end: until then it waits for the next daemon
+        (opening_test.py)."""
         daemon = self.start_daemon()
 
         def worker(rank):
@@ -314,8 +316,11 @@ class DaemonDeathTest(lab.TestCase):
                 lab.poll(lambda: daemon.memfds() > 0, "rank 0 is attached")
                 daemon.signal(signal.SIGKILL)
                 return
-            self.assertRaisesWith(ballast.Unavailable, "",
-                                  lambda: daemon.session(0, 2, self.TENSORS))
+            self.assertRaisesWith(
+                ballast.Unavailable,
+                ["the daemon at " + daemon.address, "no daemon at ",
+                 "(open_timeout; in Python timeout=)", "start ballastd there"],
+                lambda: daemon.session(0, 2, self.TENSORS, timeout=10.0))
 
         lab.run_ranks(2, worker)
 
