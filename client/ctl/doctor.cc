@@ -94,7 +94,8 @@ void ExamineProgress(const v1::GetJobReply& job, Examination* out) {
   std::string text =
       absl::StrCat(summary.state(), ", waits: ", summary.waiting_for());
   if (!stands && runs) return out->Add("progress", State::kOk, std::move(text));
-  out->Add("progress", stands ? State::kWrong : State::kWarning,
+  // A step may be long.
+  out->Add("progress", stands && !runs ? State::kWrong : State::kWarning,
            std::move(text),
            "see what those it waits for do; a rank that is gone is replaced "
            "by a worker with its place (rank, world size, job)");
