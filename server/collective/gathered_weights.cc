@@ -111,7 +111,7 @@ void GatheredWeights::GiveBack(LocalRank rank, int index) {
   if (unit.num_tasks == 0) GiveBackPages(index);  // else the last task does
 }
 
-absl::Status GatheredWeights::TakePages(int index) {
+absl::Status GatheredWeights::TakePages(int index, bool are_there) {
   const layout::ByteRange& bytes = units().unit(index).bytes;
   // Tasks of a gather that was given up write to pages that are still taken.
   if (bytes.empty() || units_[index].num_tasks > 0) return absl::OkStatus();
@@ -128,7 +128,7 @@ absl::Status GatheredWeights::TakePages(int index) {
         " that the exchange policy's resident_bytes allows are in use; release "
         "what is not needed, or raise it"));
   }
-  if (more > 0) {
+  if (more > 0 && !are_there) {
     RETURN_IF_ERROR(parts_.segment->Reserve(bytes.begin, bytes.size()));
   }
   for (uint64_t p = pages.begin; p < pages.end; ++p) ++page_users_[p];
@@ -386,7 +386,10 @@ void GatheredWeights::Suspend() {
 bool GatheredWeights::Adopt(LocalRank rank, int index, uint64_t request,
                             WeightVersion version) {
   Unit& unit = units_[index];
-  if (unit.holders.empty() && !TakePages(index).ok()) return false;
+  // Its pages are there, however little memory is left for others.
+  if (unit.holders.empty() && !TakePages(index, /*are_there=*/true).ok()) {
+    return false;
+  }
   unit.holders.push_back({rank, request});
   unit.state = State::kHeld;
   unit.version = version;

@@ -176,7 +176,7 @@ class GatheredWeights final : private transport::PullSource {
   void Want(LocalRank rank, int index, uint64_t request);
   void GiveBack(LocalRank rank, int index);
   bool HasGivenUpTasks() const;
-  absl::Status TakePages(int index);
+  absl::Status TakePages(int index, bool are_there = false);
   void GiveBackPages(int index);
   void TryGather(int index);
   void StartGather(int index);
