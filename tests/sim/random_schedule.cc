@@ -35,6 +35,10 @@ class Drawing {
         (profile_ != Profile::kDisk && !gathers_ && OneIn(4))) {
       Say("replica_every ", Between(1, 2));
     }
+    // A rank that comes back after the end waits join_timeout, 1m, for others
+    // that have ended: so long the replicas of theirs must be held, or too few
+    // of the first life's nodes hold any when the next one begins.
+    if (profile_ == Profile::kLoss) Say("hold 3m");
     const std::string peaceful = text_;
     DrawFaults();
     Schedule schedule;
@@ -160,9 +164,9 @@ class Drawing {
         " duplicate 0.", Below(3), " reorder 0.", Below(3));
   }
 
-  // So many, in ascending steps; not in the last one, which they outlast.
+  // So many, in ascending steps.
   void DrawFaults() {
-    for (int step = 1; step < steps_; ++step) {
+    for (int step = 1; step <= steps_; ++step) {
       // One that comes late comes in the next step.
       const bool is_free = step > last_corruption_ + (nodes_ == 2 ? 1 : 0);
       if (MayCorrupt() && step > 1 && is_free && OneIn(4)) {
@@ -173,7 +177,7 @@ class Drawing {
       for (int n = Below(is_slow_ ? 3 : 2); n > 0; --n) DrawFault(step);
     }
     if (profile_ == Profile::kDeath) {
-      const int step = Between(2, steps_ - 1);
+      const int step = Between(2, steps_);
       Say("at step ", step, " ", Pick({"kill", "cut"}), " node ",
           Below(nodes_));
       // A rank that comes back after the end waits for a new job's others.

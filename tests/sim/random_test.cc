@@ -78,6 +78,26 @@ TEST(RandomTest, GoesOnFromWhatNodesHold) {  // I17, I20, I27
                RunSeeds(Profile::kLoss, 0, 60));
 }
 
+// Faults come up to the last step, whose end is the job's.
+TEST(RandomTest, DrawsFaultsOfEveryStep) {
+  for (const Profile profile : {Profile::kFast, Profile::kSlow}) {
+    std::set<Fault::Kind> last;
+    for (uint64_t seed = 0; seed < 1000; ++seed) {
+      const auto scenario =
+          ParseScenario("drawn", DrawSchedule(profile, seed).text);
+      ASSERT_TRUE(scenario.ok()) << scenario.status();
+      for (const Fault& fault : scenario->faults) {
+        if (fault.step == scenario->steps) last.insert(fault.kind);
+      }
+    }
+    for (const Fault::Kind kind :
+         {Fault::Kind::kNan, Fault::Kind::kValue, Fault::Kind::kCrash,
+          Fault::Kind::kSlow, Fault::Kind::kPartition, Fault::Kind::kRestart}) {
+      EXPECT_TRUE(last.contains(kind)) << Name(kind);
+    }
+  }
+}
+
 TEST(RandomTest, ASeedIsOneSchedule) {
   EXPECT_EQ(DrawSchedule(Profile::kFast, 7).text,
             DrawSchedule(Profile::kFast, 7).text);
