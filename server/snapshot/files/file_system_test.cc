@@ -6,6 +6,7 @@
 
 #include <cstdlib>
 #include <functional>
+#include <map>
 #include <memory>
 
 #include "gmock/gmock.h"
@@ -195,6 +196,44 @@ TEST(MemoryFileSystemTest, LosesWhatWasNotSyncedAndNothingElse) {
     lost += !other.ok() || Read(**other) != "all of it";
   }
   EXPECT_GT(lost, 10);
+}
+
+TEST(MemoryFileSystemTest, TearsWhatWasNotSyncedByPages) {
+  constexpr size_t kPage = 4096;
+  MemoryFileSystem files;
+  const auto write = [&files](const char* path, char byte) {
+    auto file = files.Create(path);
+    EXPECT_THAT(Write(**file, 0, std::string(20 * kPage, byte)), IsOk());
+    return *std::move(file);
+  };
+  const auto file = write("rewritten", 'a');
+  const auto kept = write("kept", 'k');
+  const auto fresh = write("fresh", 'f');
+  ASSERT_THAT(file->Sync(), IsOk());
+  ASSERT_THAT(kept->Sync(), IsOk());
+  ASSERT_THAT(files.SyncDirectory(""), IsOk());
+  ASSERT_THAT(Write(*file, 0, std::string(20 * kPage, 'b')), IsOk());
+  base::SeededRandom random(1);
+  files.Crash(&random, /*tears=*/true);
+  const auto pages_of = [&files](const char* path) {
+    const std::string& bytes = *files.Contents(path);
+    std::map<char, int> pages;
+    for (size_t at = 0; at < bytes.size(); at += kPage) {
+      const std::string page = bytes.substr(at, kPage);
+      EXPECT_EQ(page, std::string(kPage, page[0])) << "a page is one thing";
+      ++pages[page[0]];
+    }
+    return pages;
+  };
+  const auto rewritten = pages_of("rewritten");
+  EXPECT_GT(rewritten.at('a'), 2);
+  EXPECT_GT(rewritten.at('b'), 2);
+  EXPECT_EQ(rewritten.at('a') + rewritten.at('b'), 20);
+  const auto zeros = pages_of("fresh");
+  EXPECT_GT(zeros.at('f'), 2);
+  EXPECT_EQ(zeros.at('f') + zeros.at('\0'), 20);
+  EXPECT_EQ(pages_of("kept").at('k'), 20);
+  EXPECT_EQ(files.torn(), 2);
 }
 
 }  // namespace

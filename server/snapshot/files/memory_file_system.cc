@@ -236,12 +236,26 @@ absl::Status MemoryFileSystem::SyncDirectory(std::string_view path) {
   return absl::OkStatus();
 }
 
-void MemoryFileSystem::CrashNode(Node* node, base::Random* random) {
+void MemoryFileSystem::Tear(Node* node, base::Random* random) {
+  constexpr size_t kPage = 4096;
+  std::string torn = node->synced;
+  torn.resize(node->data.size());
+  for (size_t at = 0; at < torn.size(); at += kPage) {
+    if (random->Below(2) == 0) torn.replace(at, kPage, node->data, at, kPage);
+  }
+  torn_ += torn != node->data && torn != node->synced;
+  node->data = std::move(torn);
+}
+
+void MemoryFileSystem::CrashNode(Node* node, base::Random* random, bool tears) {
   if (!node->is_directory) {
-    if (random->Below(2) == 0) {
+    const uint64_t fate = tears ? 2 : random->Below(3);
+    if (fate == 0) {
       node->data = node->synced;
-    } else if (node->data != node->synced) {
+    } else if (node->data != node->synced && fate == 1) {
       node->data.resize(random->Below(node->data.size() + 1));
+    } else if (node->data != node->synced) {
+      Tear(node, random);
     }
     node->synced = node->data;
     return;
@@ -266,12 +280,14 @@ void MemoryFileSystem::CrashNode(Node* node, base::Random* random) {
     }
   }
   node->now = node->durable = std::move(names);
-  for (const auto& [name, child] : node->now) CrashNode(child.get(), random);
+  for (const auto& [name, child] : node->now) {
+    CrashNode(child.get(), random, tears);
+  }
 }
 
-void MemoryFileSystem::Crash(base::Random* random) {
+void MemoryFileSystem::Crash(base::Random* random, bool tears) {
   changes_left_ = INT64_MAX;
-  CrashNode(root_.get(), random);
+  CrashNode(root_.get(), random, tears);
 }
 
 std::string* MemoryFileSystem::Contents(std::string_view path) {

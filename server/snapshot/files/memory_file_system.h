@@ -43,12 +43,15 @@ class MemoryFileSystem final : public FileSystem {
     failures_left_ = failures;
   }
   // Of what was not synced, each name and each file's bytes are there or not,
-  // and a file may hold the start of what was written only.
-  void Crash(base::Random* random);
+  // and a file may hold the start of what was written only, or be torn: some of
+  // its pages are there, in place of others is what was synced, or zeros.
+  // tears: every file that was not synced is.
+  void Crash(base::Random* random, bool tears = false);
 
   int64_t changes() const { return changes_; }
   int64_t failures() const { return failures_; }  // FailAfter's
   int64_t refusals() const { return refusals_; }  // for want of room
+  int64_t torn() const { return torn_; }          // files, by crashes
   uint64_t bytes() const;                         // of all files
 
   // For tests: the bytes of a file, to look at or to damage; null: none.
@@ -67,7 +70,8 @@ class MemoryFileSystem final : public FileSystem {
   absl::StatusOr<Place> Locate(std::string_view path);
   absl::Status Change(std::string_view path);
   static uint64_t Bytes(const Node& node);
-  static void CrashNode(Node* node, base::Random* random);
+  void CrashNode(Node* node, base::Random* random, bool tears);
+  void Tear(Node* node, base::Random* random);
 
   std::shared_ptr<Node> root_;
   uint64_t capacity_ = UINT64_MAX;
@@ -77,6 +81,7 @@ class MemoryFileSystem final : public FileSystem {
   int64_t failures_left_ = 0;
   int64_t failures_ = 0;
   int64_t refusals_ = 0;
+  int64_t torn_ = 0;
 };
 
 }  // namespace ballast::snapshot
