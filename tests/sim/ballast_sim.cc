@@ -130,8 +130,8 @@ void RunProfile(const Arguments& arguments, Report* report) {
       absl::StrCat("--profile ", std::string(Name(*arguments.profile)));
   for (uint64_t seed = arguments.first_seed; seed < arguments.end_seed;
        ++seed) {
-    const Schedule schedule = DrawSchedule(*arguments.profile, seed);
-    report->Add(seed, how, absl::StrCat(schedule.text, schedule.next_text),
+    const std::string schedule = DrawSchedule(*arguments.profile, seed);
+    report->Add(seed, how, schedule,
                 RunSchedule(schedule, seed, kernels::Reference()));
   }
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <numeric>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -104,6 +105,9 @@ Cluster::Cluster(const Scenario& scenario, uint64_t seed,
                  const kernels::Kernels& kernels, Cluster* earlier,
                  const std::vector<int>& from)
     : Cluster(scenario, seed, kernels, nullptr, earlier->files_, earlier) {
+  for (int n = 0; n < scenario.nodes && !keepers_.empty(); ++n) {
+    if (from[n] >= 0) keepers_[n] = std::move(earlier->keepers_[from[n]]);
+  }
   for (int n = 0; n < scenario.nodes; ++n) {
     daemons_.push_back(from[n] < 0 ? std::make_unique<Daemon>(this, n)
                                    : Move(earlier, from[n], n));
@@ -221,16 +225,22 @@ Result Cluster::RunLife() {
   return result_;
 }
 
+int64_t Cluster::NewestHeldStep() const {
+  std::vector<int> all(daemons_.size());
+  std::iota(all.begin(), all.end(), 0);
+  return NewestHeldStep(all);
+}
+
 snapshot::HeldFiles* Cluster::FindRemnant(int node) const {
   return daemons_[node] == nullptr
              ? nullptr
              : daemons_[node]->node->remnants().Find(kJobName);
 }
 
-int64_t Cluster::NewestHeldStep() const {
+int64_t Cluster::NewestHeldStep(std::span<const int> nodes) const {
   std::vector<std::vector<snapshot::HeldSet>> held(daemons_.size());
-  for (size_t n = 0; n < daemons_.size(); ++n) {
-    snapshot::HeldFiles* const files = FindRemnant(static_cast<int>(n));
+  for (const int n : nodes) {
+    snapshot::HeldFiles* const files = n < 0 ? nullptr : FindRemnant(n);
     if (files != nullptr) held[n] = snapshot::ListHeld(*files, kJobName);
   }
   const auto choice = snapshot::ChooseHeld(held, {});
@@ -321,6 +331,7 @@ void Cluster::CallNode(int node, absl::AnyInvocable<void(daemon::Node&)> fn) {
         });
     return;
   }
+  if (keepers_[node] == nullptr) return;  // the node is of another life now
   auto call = std::make_shared<Call>(std::move(fn));
   keepers_[node]->calls.push_back(call);
   if (daemons_[node] != nullptr) PostCall(node, std::move(call));

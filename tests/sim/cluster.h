@@ -91,7 +91,9 @@ class Cluster final : public SimWorld {
   Result RunLife();
   // What a node holds of the job, which has ended there; null: nothing.
   snapshot::HeldFiles* FindRemnant(int node) const;
-  // Of the nodes that are there: the step that the next life goes on from.
+  // Of these nodes (or all), if they are there: the step that the next life
+  // goes on from.
+  int64_t NewestHeldStep(std::span<const int> nodes) const;
   int64_t NewestHeldStep() const;
 
   // For tests that look at a job on its way: then clock().RunFor(…).

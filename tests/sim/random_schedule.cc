@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <cstddef>
 #include <initializer_list>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "server/base/random.h"
 
 namespace ballast::sim {
@@ -25,7 +28,7 @@ class Drawing {
         is_slow_(profile == Profile::kSlow),
         random_(seed * 4 + static_cast<uint64_t>(profile)) {}
 
-  Schedule Draw() {
+  std::string Draw() {
     DrawShape();
     DrawExchange();
     DrawModel();
@@ -41,11 +44,11 @@ class Drawing {
     if (profile_ == Profile::kLoss) Say("hold 3m");
     const std::string peaceful = text_;
     DrawFaults();
-    Schedule schedule;
-    if (profile_ == Profile::kDisk) DrawDisk(&schedule);
-    if (profile_ == Profile::kLoss) DrawLoss(peaceful, &schedule);
-    schedule.text = absl::StrCat(Shape(nodes_, workers_, steps_), text_);
-    return schedule;
+    const std::string faults = text_.substr(peaceful.size());
+    const std::string shape = Shape(nodes_, workers_, steps_);
+    if (profile_ == Profile::kDisk) DrawDisk(faults);
+    if (profile_ == Profile::kLoss) DrawLoss();
+    return absl::StrCat(shape, text_);
   }
 
  private:
@@ -244,13 +247,14 @@ class Drawing {
         Pick({"", "owner", "member", "member early unseen"}), " maybe");
   }
 
-  void DrawDisk(Schedule* schedule) {
-    schedule->power_fails_after = Between(1, 60);
+  void DrawDisk(const std::string& faults) {
+    const int power_fails_after = Between(1, 60);
+    std::string disk;
     if (OneIn(3)) {
-      schedule->disk.fails_after = Below(40);
-      schedule->disk.failures = OneIn(2) ? 1 : Between(2, 20);
+      absl::StrAppend(&disk, " fails_after ", Below(40));
+      absl::StrAppend(&disk, " times ", OneIn(2) ? 1 : Between(2, 20));
     }
-    if (OneIn(6)) schedule->disk.capacity_bytes = Below(2'000'000);
+    if (OneIn(6)) absl::StrAppend(&disk, " capacity ", Below(2'000'000));
     // On other nodes, where that changes no bit: coded sums are those of the
     // nodes that made them.
     int nodes = nodes_;
@@ -261,18 +265,21 @@ class Drawing {
       } while (ranks % nodes != 0 || (has_partitions_ && nodes % owners_ != 0));
     }
     Say("snapshot_every ", Between(1, 3));
-    schedule->next_text = absl::StrCat(
-        Shape(nodes, nodes_ * workers_ / nodes, steps_ + 3), text_);
+    Say("disk", disk);
+    Say("power_fails_after ", power_fails_after, OneIn(3) ? " torn" : "");
+    Say("then");
+    text_ += Shape(nodes, nodes_ * workers_ / nodes, steps_ + 3) + faults;
   }
 
-  void DrawLoss(const std::string& peaceful, Schedule* schedule) {
+  void DrawLoss() {
     const int lost = Below(nodes_);
     // Late, so that something is held.
     Say("at step ", steps_ - 1, " slow rank 0 back 2000ms");
     Say("at step ", steps_, " kill node ", lost);
     Say("expect node or did not start");
+    std::vector<std::string> from;
     for (int n = 0; n < nodes_; ++n) {
-      if (n != lost) schedule->next_nodes.push_back(n);
+      if (n != lost) from.push_back(absl::StrCat(n));
     }
     // All that are left, for they may hold what no other does, and new ones.
     int more = Below(3);
@@ -280,14 +287,13 @@ class Drawing {
     // Quantized, one node alone shows other weights than it was left.
     if (!is_exact_ && nodes_ - 1 + more == 1) more += OwnersOfNext();
     for (; more > 0; --more) {
-      const int at = Below(static_cast<int>(schedule->next_nodes.size()) + 1);
-      schedule->next_nodes.insert(schedule->next_nodes.begin() + at, -1);
+      from.insert(from.begin() + Below(static_cast<int>(from.size()) + 1),
+                  "new");
     }
-    schedule->next_text =
-        absl::StrCat(Shape(static_cast<int>(schedule->next_nodes.size()),
-                           Between(1, 2), steps_ + 3),
-                     // Half of the nodes, and not the one that may go on.
-                     nodes_ == 2 && lost == 0 ? "adopt 5s\n" : "", peaceful);
+    Say("then from ", absl::StrJoin(from, " "));
+    text_ += Shape(static_cast<int>(from.size()), Between(1, 2), steps_ + 3);
+    // Half of the nodes, and not the one that may go on.
+    if (nodes_ == 2 && lost == 0) Say("adopt 5s");
   }
   int OwnersOfNext() const { return has_partitions_ ? owners_ : 1; }
 
@@ -324,7 +330,7 @@ std::string_view Name(Profile profile) {
   return kProfiles[static_cast<size_t>(profile)].first;
 }
 
-Schedule DrawSchedule(Profile profile, uint64_t seed) {
+std::string DrawSchedule(Profile profile, uint64_t seed) {
   return Drawing(profile, seed).Draw();
 }
 

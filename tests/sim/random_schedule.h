@@ -7,7 +7,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <vector>
 
 namespace ballast::sim {
 
@@ -22,26 +21,8 @@ enum class Profile {
 std::optional<Profile> ProfileOf(std::string_view name);
 std::string_view Name(Profile profile);
 
-// The disk of a schedule.
-struct DiskFaults {
-  int64_t fails_after = INT64_MAX;  // changes
-  int64_t failures = 0;
-  uint64_t capacity_bytes = UINT64_MAX;
-};
-
-struct Schedule {
-  std::string text;  // in the language of scenarios
-  // kDisk: the power fails after so many changes of the disk, and a job of
-  // this text goes on from what is stored.
-  std::string next_text;
-  int64_t power_fails_after = 0;
-  DiskFaults disk;
-  // kLoss: likewise, on these nodes of the first life (-1: a new one).
-  std::vector<int> next_nodes;
-};
-
-// The same for the same arguments, always.
-Schedule DrawSchedule(Profile profile, uint64_t seed);
+// In the language of scenarios; the same for the same arguments, always.
+std::string DrawSchedule(Profile profile, uint64_t seed);
 
 }  // namespace ballast::sim
 

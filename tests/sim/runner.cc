@@ -4,6 +4,8 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <memory>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -18,12 +20,6 @@ namespace {
 
 using snapshot::MemoryFileSystem;
 
-Result Unparsed(const absl::Status& status) {
-  Result result;
-  result.violations.push_back(status.ToString());
-  return result;
-}
-
 void Add(const Result& more, Result* result) {
   result->violations.insert(result->violations.end(), more.violations.begin(),
                             more.violations.end());
@@ -32,7 +28,11 @@ void Add(const Result& more, Result* result) {
   for (size_t i = 0; i < more.faults_by_kind.size(); ++i) {
     result->faults_by_kind[i] += more.faults_by_kind[i];
   }
+  result->weights = more.weights;
   result->aborts += more.aborts;
+  result->wire_bytes += more.wire_bytes;
+  result->heals += more.heals;
+  result->reads += more.reads;
   result->virtual_time += more.virtual_time;
 }
 
@@ -41,79 +41,149 @@ void Count(Fault::Kind kind, int64_t times, Result* result) {
   result->faults_by_kind[static_cast<size_t>(kind)] += static_cast<int>(times);
 }
 
-// Ends in the middle, by `schedule`'s power failure, or at its own end.
-Result RunUntilPowerFails(const Schedule& schedule, const Scenario& scenario,
-                          uint64_t seed, const kernels::Kernels& kernels,
-                          MemoryFileSystem* files) {
-  constexpr int kMaxEvents = 2'000'000;
-  base::SeededRandom random(seed);
-  Result result;
-  {
-    Cluster cluster(scenario, seed, kernels, nullptr, files);
+bool Restarts(const Scenario& life) {
+  return life.has_keepers ||
+         std::ranges::any_of(life.faults,
+                             [](const Fault& fault) {
+                               return fault.kind == Fault::Kind::kRestart;
+                             }) ||
+         std::ranges::any_of(life.next, Restarts);
+}
+
+// All lives of a job, one after the other. Those on the nodes of the one before
+// are in its world; a power failure ends a world, and leaves the disk.
+class Lives {
+ public:
+  Lives(const Scenario& first, uint64_t seed, const kernels::Kernels& kernels)
+      : life_(first), seed_(seed), kernels_(kernels) {
+    life_.has_keepers = Restarts(first);
+  }
+
+  Result Run() {
+    for (;; ++seed_) {
+      Begin();
+      const bool is_last = life_.next.empty();
+      Result result = life_.power_fails_after > 0 ? RunUntilPowerFails()
+                      : is_last                   ? clusters_.back()->Run()
+                                                  : clusters_.back()->RunLife();
+      if (life_.disk.has_value()) CountFaultsOfDisk(&result);
+      // Where something went wrong the rest would only obscure it.
+      Add(result, &result_);
+      if (is_last || !result_.passed()) return result_;
+      if (absl::Status found = GoOn(); !found.ok()) {
+        result_.violations.push_back(found.ToString());
+        return result_;
+      }
+    }
+  }
+
+  ~Lives() { EndWorld(); }
+
+ private:
+  // The last one first.
+  void EndWorld() {
+    while (!clusters_.empty()) clusters_.pop_back();
+  }
+
+  void Begin() {
+    if (life_.disk.has_value()) {
+      files_.FailAfter(life_.disk->fails_after, life_.disk->failures);
+      files_.set_capacity(life_.disk->capacity_bytes);
+    }
+    if (!life_.from.empty()) {
+      clusters_.push_back(std::make_unique<Cluster>(
+          life_, seed_, kernels_, clusters_.back().get(), life_.from));
+      return;
+    }
+    EndWorld();
+    clusters_.push_back(
+        std::make_unique<Cluster>(life_, seed_, kernels_, nullptr,
+                                  life_.disk.has_value() ? &files_ : nullptr));
+  }
+
+  // Ends in the middle, or at the job's own end.
+  Result RunUntilPowerFails() {
+    constexpr int kMaxEvents = 2'000'000;
+    base::SeededRandom random(seed_);
+    Cluster& cluster = *clusters_.back();
+    const int64_t end = files_.changes() + life_.power_fails_after;
     cluster.Start();
     for (int i = 0; i < kMaxEvents; ++i) {
-      if (files->changes() >= schedule.power_fails_after) break;
+      if (files_.changes() >= end) break;
       if (!cluster.clock().Step()) break;
     }
-    result = cluster.so_far();
+    Result result = cluster.so_far();
     result.trace_hash = cluster.clock().trace_hash();
-    files->Crash(&random);
+    files_.Crash(&random, life_.tears);
+    EndWorld();
+    Count(Fault::Kind::kPowerFails, 1, &result);
+    return result;
   }
-  Count(Fault::Kind::kPowerFails, 1, &result);
-  Count(Fault::Kind::kDiskFails, files->failures(), &result);
-  Count(Fault::Kind::kDiskFull, files->refusals(), &result);
-  return result;
-}
 
-// Two lives in one world: what the nodes of the first hold is all there is.
-Result RunWithLoss(const Schedule& schedule, const Scenario& scenario,
-                   Scenario next, uint64_t seed,
-                   const kernels::Kernels& kernels) {
-  Cluster cluster(scenario, seed, kernels);
-  Result result = cluster.RunLife();
-  next.first_version = cluster.NewestHeldStep();
-  // The reference skips what was skipped.
-  for (const Fault& fault : scenario.faults) {
-    const bool is_of_gradient =
-        fault.kind == Fault::Kind::kNan || fault.kind == Fault::Kind::kInfinity;
-    if (is_of_gradient && fault.step <= next.first_version) {
-      next.faults.push_back(fault);
+  void CountFaultsOfDisk(Result* result) {
+    const auto count = [result](Fault::Kind kind, int64_t now, int64_t* last) {
+      Count(kind, now - *last, result);
+      *last = now;
+    };
+    count(Fault::Kind::kDiskFails, files_.failures(), &failures_);
+    count(Fault::Kind::kDiskFull, files_.refusals(), &refusals_);
+    count(Fault::Kind::kTorn, files_.torn(), &torn_);
+  }
+
+  // To the next life, which begins with the newest that is there.
+  absl::Status GoOn() {
+    Scenario next = life_.next[0];
+    int64_t version =
+        next.from.empty() ? 0 : clusters_.back()->NewestHeldStep(next.from);
+    if (next.disk.has_value()) {
+      ASSIGN_OR_RETURN(const auto newest,
+                       snapshot::FindNewest(files_, kJobName));
+      if (newest.has_value()) version = std::max(version, newest->step);
     }
+    if (version < next.begins_after) {
+      return absl::DataLossError(
+          absl::StrCat("I17: the next life begins after step ", version,
+                       " instead of ", next.begins_after, " or later"));
+    }
+    next.has_keepers = life_.has_keepers;
+    next.first_version = version;
+    // The reference skips what was skipped.
+    for (const Fault& fault : life_.faults) {
+      const bool is_of_gradient = fault.kind == Fault::Kind::kNan ||
+                                  fault.kind == Fault::Kind::kInfinity;
+      if (is_of_gradient && fault.step <= version) next.faults.push_back(fault);
+    }
+    for (const Scenario::Shape& shape : life_.earlier) {
+      if (shape.last_step < version) next.earlier.push_back(shape);
+    }
+    if (version > 0) {
+      next.earlier.push_back(ShapeAt(version));
+    }
+    life_ = std::move(next);
+    return absl::OkStatus();
   }
-  if (next.first_version > 0) {
-    next.earlier = {{next.first_version, scenario.nodes, scenario.workers}};
-  }
-  Add(Cluster(next, seed + 1, kernels, &cluster, schedule.next_nodes).Run(),
-      &result);
-  return result;
-}
 
-Result RunScheduleOnce(const Schedule& schedule, uint64_t seed,
-                       const kernels::Kernels& kernels) {
-  const absl::StatusOr<Scenario> scenario =
-      ParseScenario("schedule", schedule.text);
-  if (!scenario.ok()) return Unparsed(scenario.status());
-  if (schedule.next_text.empty()) {
-    return Cluster(*scenario, seed, kernels).Run();
+  // What the job was when it made this version.
+  Scenario::Shape ShapeAt(int64_t version) const {
+    for (const Scenario::Shape& shape : life_.earlier) {
+      if (version <= shape.last_step) {
+        return {version, shape.nodes, shape.workers};
+      }
+    }
+    return {version, life_.nodes, life_.workers};
   }
-  absl::StatusOr<Scenario> next = ParseScenario("next", schedule.next_text);
-  if (!next.ok()) return Unparsed(next.status());
-  if (!schedule.next_nodes.empty()) {
-    return RunWithLoss(schedule, *scenario, *std::move(next), seed, kernels);
-  }
-  MemoryFileSystem files;
-  files.FailAfter(schedule.disk.fails_after, schedule.disk.failures);
-  files.set_capacity(schedule.disk.capacity_bytes);
-  Result result =
-      RunUntilPowerFails(schedule, *scenario, seed, kernels, &files);
-  files.FailAfter(INT64_MAX, 0);
-  files.set_capacity(UINT64_MAX);
-  const auto newest = snapshot::FindNewest(files, kJobName);
-  if (!newest.ok()) return Unparsed(newest.status());
-  if (newest->has_value()) next->first_version = (*newest)->step;
-  Add(Cluster(*next, seed + 1, kernels, nullptr, &files).Run(), &result);
-  return result;
-}
+
+  Scenario life_;
+  uint64_t seed_;
+  const kernels::Kernels& kernels_;
+  MemoryFileSystem files_;
+  // In one world, each in the one before; it outlives those that follow.
+  std::vector<std::unique_ptr<Cluster>> clusters_;
+  int64_t failures_ = 0;  // counted so far
+  int64_t refusals_ = 0;
+  int64_t torn_ = 0;
+  Result result_;
+};
 
 void CompareTraces(const Result& second, Result* first) {
   if (first->trace_hash == second.trace_hash) return;
@@ -123,21 +193,33 @@ void CompareTraces(const Result& second, Result* first) {
 
 }  // namespace
 
+Result RunOnce(const Scenario& scenario, uint64_t seed,
+               const kernels::Kernels& kernels) {
+  return Lives(scenario, seed, kernels).Run();
+}
+
 Result RunOnce(const Scenario& scenario, uint64_t seed) {
-  return Cluster(scenario, seed, kernels::Reference()).Run();
+  return RunOnce(scenario, seed, kernels::Reference());
+}
+
+Result RunTwice(const Scenario& scenario, uint64_t seed,
+                const kernels::Kernels& kernels) {
+  Result first = RunOnce(scenario, seed, kernels);
+  CompareTraces(RunOnce(scenario, seed, kernels), &first);
+  return first;
 }
 
 Result RunTwice(const Scenario& scenario, uint64_t seed) {
-  Result first = RunOnce(scenario, seed);
-  CompareTraces(RunOnce(scenario, seed), &first);
-  return first;
+  return RunTwice(scenario, seed, kernels::Reference());
 }
 
-Result RunSchedule(const Schedule& schedule, uint64_t seed,
+Result RunSchedule(const std::string& text, uint64_t seed,
                    const kernels::Kernels& kernels) {
-  Result first = RunScheduleOnce(schedule, seed, kernels);
-  CompareTraces(RunScheduleOnce(schedule, seed, kernels), &first);
-  return first;
+  const absl::StatusOr<Scenario> scenario = ParseScenario("schedule", text);
+  if (scenario.ok()) return RunTwice(*scenario, seed, kernels);
+  Result result;
+  result.violations.push_back(scenario.status().ToString());
+  return result;
 }
 
 absl::StatusOr<Scenario> LoadScenario(const std::string& path) {

@@ -1,71 +1,19 @@
 #include "tests/sim/scenario.h"
 
-#include <algorithm>
-#include <iterator>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "absl/status/status.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "server/base/status_macros.h"
+#include "tests/sim/line.h"
 
 namespace ballast::sim {
 namespace {
 
 using Words = std::vector<std::string>;
-
-template <typename T>
-absl::StatusOr<T> Integer(const std::string& word) {
-  T value;
-  if (!absl::SimpleAtoi(word, &value)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("\"", word, "\" is not a number"));
-  }
-  return value;
-}
-
-absl::StatusOr<double> Real(const std::string& word) {
-  double value;
-  if (!absl::SimpleAtod(word, &value)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("\"", word, "\" is not a number"));
-  }
-  return value;
-}
-
-absl::StatusOr<absl::Duration> Time(const std::string& word) {
-  absl::Duration value;
-  if (!absl::ParseDuration(word, &value)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("\"", word, "\" is not a duration"));
-  }
-  return value;
-}
-
-// Takes words from the front of a line.
-class Line {
- public:
-  explicit Line(Words words) : words_(std::move(words)) {}
-  bool empty() const { return next_ == words_.size(); }
-  bool Is(std::string_view word) {
-    if (empty() || words_[next_] != word) return false;
-    ++next_;
-    return true;
-  }
-  std::string Take() { return empty() ? "" : words_[next_++]; }
-  std::string Rest() {
-    Words rest(words_.begin() + static_cast<int64_t>(next_), words_.end());
-    next_ = words_.size();
-    return absl::StrJoin(rest, " ");
-  }
-
- private:
-  Words words_;
-  size_t next_ = 0;
-};
 
 absl::StatusOr<std::vector<int64_t>> Shape(const std::string& word) {
   std::vector<int64_t> shape;
@@ -172,62 +120,22 @@ absl::Status ParseLink(Line* line, Scenario* scenario) {
   return absl::OkStatus();
 }
 
-// [chunk C | owner | member] [early] [unseen] [maybe]
-absl::Status ParseCorruption(Line* line, Fault* fault) {
-  if (line->Is("chunk")) {
-    ASSIGN_OR_RETURN(fault->chunk, Integer<size_t>(line->Take()));
-  } else if (line->Is("owner")) {
-    fault->is_own = true;
-  } else if (line->Is("member")) {
-    fault->is_own = false;
+// [capacity BYTES] [fails_after N [times K]]
+absl::Status ParseDisk(Line* line, Scenario* scenario) {
+  DiskFaults& disk = scenario->disk.emplace();
+  while (!line->empty()) {
+    if (line->Is("capacity")) {
+      ASSIGN_OR_RETURN(disk.capacity_bytes, Integer<uint64_t>(line->Take()));
+    } else if (line->Is("fails_after")) {
+      ASSIGN_OR_RETURN(disk.fails_after, Integer<int64_t>(line->Take()));
+      disk.failures = INT64_MAX;
+      if (!line->Is("times")) continue;
+      ASSIGN_OR_RETURN(disk.failures, Integer<int64_t>(line->Take()));
+    } else {
+      return absl::InvalidArgumentError(
+          "disk: capacity BYTES, fails_after CHANGES, times K");
+    }
   }
-  fault->is_early = line->Is("early");
-  fault->is_unseen = line->Is("unseen");
-  fault->may_miss = line->Is("maybe");
-  if (fault->is_unseen && !fault->is_early) {
-    return absl::InvalidArgumentError("only what is early can be unseen");
-  }
-  return absl::OkStatus();
-}
-
-// In the order of Fault::Kind.
-constexpr std::string_view kFaultNames[] = {
-    "nan", "infinity", "lr",      "crash",      "kill",      "slow",
-    "cut", "corrupt",  "restart", "disk_fails", "disk_full", "power_fails"};
-static_assert(std::size(kFaultNames) == Fault::kNumKinds);
-
-// at step S WHAT (rank R | node N) [value] [for|back after DURATION]
-absl::Status ParseFault(Line* line, Scenario* scenario) {
-  Fault fault;
-  if (!line->Is("step")) return absl::InvalidArgumentError("at step S …");
-  ASSIGN_OR_RETURN(fault.step, Integer<int64_t>(line->Take()));
-  const auto* const name = std::ranges::find(kFaultNames, line->Take());
-  fault.kind = static_cast<Fault::Kind>(name - std::begin(kFaultNames));
-  if (fault.kind >= Fault::kFirstOfNoStep) {
-    return absl::InvalidArgumentError("unknown fault");
-  }
-  const bool is_node = line->Is("node");
-  if (!is_node && !line->Is("rank")) {
-    return absl::InvalidArgumentError("rank R or node N is missing");
-  }
-  if (fault.kind == Fault::Kind::kCorrupt && !is_node) {
-    return absl::InvalidArgumentError("corrupt node N");
-  }
-  ASSIGN_OR_RETURN(fault.where, Integer<int>(line->Take()));
-  const int bound = is_node ? scenario->nodes : scenario->world_size();
-  if (fault.where < 0 || fault.where >= bound) {
-    return absl::InvalidArgumentError("there is no such rank or node");
-  }
-  if (fault.kind == Fault::Kind::kValue) {
-    ASSIGN_OR_RETURN(fault.value, Real(line->Take()));
-  }
-  if (fault.kind == Fault::Kind::kCorrupt) {
-    RETURN_IF_ERROR(ParseCorruption(line, &fault));
-  }
-  if (line->Is("back")) {
-    ASSIGN_OR_RETURN(fault.back_after, Time(line->Take()));
-  }
-  scenario->faults.push_back(fault);
   return absl::OkStatus();
 }
 
@@ -295,8 +203,21 @@ absl::Status ParseLine(Line* line, Scenario* scenario) {
   } else if (word == "load") {
     ASSIGN_OR_RETURN(const int64_t step, Integer<int64_t>(line->Take()));
     scenario->loads[step] = line->Is("anew");
+  } else if (word == "disk") {
+    RETURN_IF_ERROR(ParseDisk(line, scenario));
+  } else if (word == "power_fails_after") {
+    ASSIGN_OR_RETURN(scenario->power_fails_after,
+                     Integer<int64_t>(line->Take()));
+    if (scenario->power_fails_after < 1) {
+      return absl::InvalidArgumentError("1 change of the disk or more");
+    }
+    scenario->tears = line->Is("torn");
+    if (!scenario->disk.has_value()) scenario->disk.emplace();
+  } else if (word == "begins_after") {
+    ASSIGN_OR_RETURN(scenario->begins_after, Integer<int64_t>(line->Take()));
   } else if (word == "at") {
-    RETURN_IF_ERROR(ParseFault(line, scenario));
+    ASSIGN_OR_RETURN(scenario->faults.emplace_back(),
+                     ParseFault(line, scenario->nodes, scenario->workers));
   } else if (word == "expect") {
     scenario->expect_failure = line->Rest();
   } else {
@@ -306,16 +227,88 @@ absl::Status ParseLine(Line* line, Scenario* scenario) {
   return absl::OkStatus();
 }
 
-}  // namespace
-
-std::string_view Name(Fault::Kind kind) {
-  return kFaultNames[static_cast<size_t>(kind)];
+absl::Status CheckFrom(const Scenario& before, const std::vector<int>& from) {
+  std::set<int> seen;
+  for (const int node : from) {
+    if (node == -1) continue;
+    if (node < 0 || node >= before.nodes) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the life before has no node ", node, ": it has ",
+                       before.nodes, ", from 0"));
+    }
+    if (!seen.insert(node).second) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("node ", node, " is there twice"));
+    }
+    for (const Fault& fault : before.faults) {
+      if (fault.kind == Fault::Kind::kDaemonDies && fault.where == node) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("node ", node, " is killed before: say new"));
+      }
+    }
+  }
+  return absl::OkStatus();
 }
 
-absl::StatusOr<Scenario> ParseScenario(std::string_view name,
-                                       std::string_view text) {
-  Scenario scenario;
-  scenario.name = std::string(name);
+// then [from (N | new) …]: the life after `before`, which begins as the same
+// job without what befell it.
+absl::StatusOr<Scenario> ParseThen(Line* line, const Scenario& before) {
+  Scenario next = before;
+  next.faults.clear();
+  next.expect_failure.clear();
+  next.absent.clear();
+  next.adopt_after = absl::InfiniteDuration();
+  next.power_fails_after = 0;
+  next.tears = false;
+  next.begins_after = 0;
+  next.from.clear();
+  if (next.disk.has_value()) next.disk.emplace();
+  const bool has_from = line->Is("from");
+  while (has_from && !line->empty()) {
+    next.from.push_back(-1);
+    if (line->Is("new")) continue;
+    ASSIGN_OR_RETURN(next.from.back(), Integer<int>(line->Take()));
+  }
+  RETURN_IF_ERROR(CheckFrom(before, next.from));
+  if (has_from != (before.power_fails_after == 0) ||
+      has_from == next.from.empty()) {
+    return absl::InvalidArgumentError(
+        "a life goes on from what nodes hold (then from 0 new …), or, on other "
+        "machines, from the disk of those before it (power_fails_after N)");
+  }
+  if (has_from && before.replica_every == 0) {
+    return absl::InvalidArgumentError(
+        "without replica_every K before it no node holds anything");
+  }
+  if (has_from) next.nodes = static_cast<int>(next.from.size());
+  return next;
+}
+
+absl::Status CheckLife(const Scenario& life) {
+  if (life.tensors.empty()) {
+    return absl::InvalidArgumentError("a job needs a tensor");
+  }
+  if (!life.from.empty() && life.nodes != static_cast<int>(life.from.size())) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "nodes ", life.nodes, ", but \"then from\" names ", life.from.size()));
+  }
+  return absl::OkStatus();
+}
+
+// The first life, in which are those that follow it.
+Scenario Chain(std::vector<Scenario> lives) {
+  Scenario first = std::move(lives.back());
+  lives.pop_back();
+  while (!lives.empty()) {
+    Scenario before = std::move(lives.back());
+    lives.pop_back();
+    before.next.push_back(std::move(first));
+    first = std::move(before);
+  }
+  return first;
+}
+
+absl::Status ParseText(std::string_view text, std::vector<Scenario>* lives) {
   int number = 0;
   for (const absl::string_view raw :
        absl::StrSplit(absl::string_view(text.data(), text.size()), '\n')) {
@@ -326,17 +319,42 @@ absl::StatusOr<Scenario> ParseScenario(std::string_view name,
         absl::StrSplit(line, absl::ByAnyChar(" \t"), absl::SkipEmpty());
     if (words.empty()) continue;
     Line parsed(std::move(words));
-    const absl::Status status = ParseLine(&parsed, &scenario);
+    absl::Status status;
+    if (parsed.Is("then")) {
+      status = CheckLife(lives->back());
+      absl::StatusOr<Scenario> next = ParseThen(&parsed, lives->back());
+      if (status.ok()) status = next.status();
+      if (status.ok()) lives->push_back(*std::move(next));
+    } else {
+      status = ParseLine(&parsed, &lives->back());
+    }
     if (!status.ok()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          scenario.name, ":", number, ": ", status.message(), ": ", line));
+      return absl::InvalidArgumentError(
+          absl::StrCat(number, ": ", status.message(), ": ", line));
     }
   }
-  if (scenario.tensors.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(scenario.name, ": a job needs a tensor"));
+  absl::Status status = CheckLife(lives->back());
+  if (status.ok() && lives->back().power_fails_after > 0) {
+    status = absl::InvalidArgumentError(
+        "what the power's failure leaves nobody looks at: say \"then\"");
   }
-  return scenario;
+  if (status.ok()) return status;
+  return absl::InvalidArgumentError(
+      absl::StrCat(number, ": ", status.message()));
+}
+
+}  // namespace
+
+absl::StatusOr<Scenario> ParseScenario(std::string_view name,
+                                       std::string_view text) {
+  std::vector<Scenario> lives(1);
+  lives[0].name = std::string(name);
+  const absl::Status status = ParseText(text, &lives);
+  if (!status.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(std::string(name), ":", status.message()));
+  }
+  return Chain(std::move(lives));
 }
 
 }  // namespace ballast::sim

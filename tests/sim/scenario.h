@@ -3,7 +3,6 @@
 #ifndef TESTS_SIM_SCENARIO_H_
 #define TESTS_SIM_SCENARIO_H_
 
-#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -17,6 +16,7 @@
 #include "server/layout/layout.h"
 #include "server/transport/inproc/link_model.h"
 #include "server/transport/routed/routes.h"
+#include "tests/sim/fault.h"
 
 namespace ballast::sim {
 
@@ -24,41 +24,12 @@ inline constexpr char kJobName[] = "job";
 
 enum class PushOrder { kLayout, kReverse, kRandom };
 
-struct Fault {
-  enum class Kind : uint8_t {
-    kNan,         // rank's gradient holds a NaN (once)
-    kInfinity,    // or an infinity
-    kValue,       // rank passes another lr, until it is told
-    kCrash,       // rank dies while it pushes
-    kDaemonDies,  // node's daemon dies
-    kSlow,        // rank waits before it pushes
-    kPartition,   // node is cut off from the others
-    kCorrupt,     // a bit of the node's published weights flips
-    kRestart,     // node's daemon dies; the next goes on with what was kept
-                  // (step 0: it dies while the job is being opened)
-    // Of the disk and all machines; no step's.
-    kDiskFails,   // a change fails
-    kDiskFull,    // a write has no room
-    kPowerFails,  // all stops, and what was not synced may be lost
-  };
-  static constexpr size_t kNumKinds = 12;
-  static constexpr Kind kFirstOfNoStep = Kind::kDiskFails;
-  Kind kind;
-  int64_t step = 1;
-  int where = 0;  // rank, or node
-  double value = 0;
-  std::optional<absl::Duration> back_after;  // restart, or how long
-  // kCorrupt: which chunk, by its number in layout order; or any, of the node's
-  // own or of others'.
-  std::optional<size_t> chunk;
-  std::optional<bool> is_own;
-  bool is_early = false;   // before the vote; else at any moment
-  bool is_unseen = false;  // and the node takes it for what it wrote
-  bool may_miss = false;   // if all chunks are written again before
+// The disk of all nodes.
+struct DiskFaults {
+  uint64_t capacity_bytes = UINT64_MAX;
+  int64_t fails_after = INT64_MAX;  // changes (writes, names, syncs)
+  int64_t failures = 0;             // so many
 };
-
-// As scenarios say it: "crash".
-std::string_view Name(Fault::Kind kind);
 
 struct Scenario {
   std::string name = "unnamed";
@@ -88,10 +59,11 @@ struct Scenario {
   absl::Duration adopt_after = absl::InfiniteDuration();
   std::vector<int> absent;  // ranks that never come
   transport::LinkFaults link;
-  bool has_interfaces = false;  // a node's links share their rate
-  bool has_keepers = false;     // also without a daemon that restarts
-  int64_t snapshot_every = 0;   // steps; 0: none are kept
-  int64_t replica_every = 0;    // likewise
+  bool has_interfaces = false;     // a node's links share their rate
+  bool has_keepers = false;        // also without a daemon that restarts
+  std::optional<DiskFaults> disk;  // where there is one
+  int64_t snapshot_every = 0;      // steps; 0: none are kept
+  int64_t replica_every = 0;       // likewise
   // The version that is stored, and gone on from; 0: initial values are given.
   int64_t first_version = 0;
   // Of a job that goes on in another shape: what it was up to which step.
@@ -108,6 +80,18 @@ struct Scenario {
   // Empty: the job ends well. Otherwise what the error says: A, or one of
   // A or B.
   std::string expect_failure;
+
+  // What comes after this life: none, or one.
+  std::vector<Scenario> next;
+  // The power of all machines fails after so many changes of the disk, or at
+  // the job's end, and others go on from what is stored. 0: it does not.
+  int64_t power_fails_after = 0;
+  bool tears = false;  // every file that is not synced then
+  // Which node of the life before each node was, with all that it holds (-1: a
+  // new one). Empty: all machines are others.
+  std::vector<int> from;
+  // The step that it must be able to go on from, or a later one.
+  int64_t begins_after = 0;
 
   int world_size() const { return nodes * workers; }
 };

@@ -1,5 +1,8 @@
 #include "tests/sim/scenario.h"
 
+#include <utility>
+#include <vector>
+
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -45,6 +48,74 @@ expect it is over
   EXPECT_EQ(scenario->expect_failure, "it is over");
 }
 
+TEST(ScenarioTest, SaysWhichLivesFollow) {
+  const auto scenario = ParseScenario("x", R"(
+nodes 3
+workers 2
+tensor w float32 5
+replica_every 2
+at step 2 kill node 1
+expect node
+then from 2 new 0 new
+steps 9
+disk fails_after 7 times 2
+power_fails_after 30 torn
+then
+nodes 1
+begins_after 3
+)");
+  ASSERT_TRUE(scenario.ok()) << scenario.status();
+  EXPECT_EQ(scenario->nodes, 3);
+  ASSERT_EQ(scenario->next.size(), 1);
+  const Scenario& second = scenario->next[0];
+  EXPECT_EQ(second.from, (std::vector<int>{2, -1, 0, -1}));
+  EXPECT_EQ(second.nodes, 4);
+  EXPECT_EQ(second.workers, 2);
+  EXPECT_EQ(second.replica_every, 2);
+  EXPECT_TRUE(second.faults.empty());
+  EXPECT_TRUE(second.expect_failure.empty());
+  EXPECT_EQ(second.disk->fails_after, 7);
+  EXPECT_EQ(second.disk->failures, 2);
+  EXPECT_EQ(second.power_fails_after, 30);
+  EXPECT_TRUE(second.tears);
+  ASSERT_EQ(second.next.size(), 1);
+  const Scenario& third = second.next[0];
+  EXPECT_TRUE(third.from.empty());
+  EXPECT_EQ(third.nodes, 1);
+  EXPECT_EQ(third.steps, 9);
+  EXPECT_EQ(third.begins_after, 3);
+  EXPECT_EQ(third.power_fails_after, 0);
+  EXPECT_EQ(third.disk->failures, 0) << "it works again";
+  EXPECT_TRUE(third.next.empty());
+}
+
+// Each with the remedy.
+TEST(ScenarioTest, RefusesLivesThatCannotFollow) {
+  const std::pair<const char*, const char*> wrong[] = {
+      {"then", "power_fails_after N"},
+      {"power_fails_after 3", "say \"then\""},
+      {"power_fails_after 0", "1 change of the disk or more"},
+      {"power_fails_after 3\nthen from 0", "power_fails_after N"},
+      {"then from 0", "without replica_every K"},
+      {"replica_every 1\nthen from", "then from 0 new"},
+      {"replica_every 1\nthen from 2", "has no node 2"},
+      {"replica_every 1\nthen from 0 0", "node 0 is there twice"},
+      {"replica_every 1\nthen from x", "\"x\" is not a number"},
+      {"replica_every 1\nat step 2 kill node 1\nthen from 0 1",
+       "node 1 is killed before: say new"},
+      {"replica_every 1\nthen from 0 new\nnodes 3", "names 2"},
+      {"disk broken", "fails_after CHANGES"},
+  };
+  for (const auto& [lines, why] : wrong) {
+    const auto scenario = ParseScenario(
+        "x", absl::StrCat("tensor a float32 1\nnodes 2\n", lines, "\n"));
+    ASSERT_FALSE(scenario.ok()) << lines;
+    EXPECT_THAT(std::string(scenario.status().message()),
+                ::testing::ContainsRegex(why))
+        << lines;
+  }
+}
+
 TEST(ScenarioTest, NamesTheLineThatIsWrong) {
   const char* const wrong[] = {
       "frobnicate 3",
@@ -62,6 +133,8 @@ TEST(ScenarioTest, NamesTheLineThatIsWrong) {
       "at step 3 power_fails node 0",
       "at step 3 nan rank 7",
       "at step 3 nan",
+      "at step 3 nan node 0",
+      "at step 3 cut rank 0",
       "at step 3 corrupt rank 0",
       "at step 3 corrupt node 0 chunk x",
       "at step 3 corrupt node 0 stranger",
