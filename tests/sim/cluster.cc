@@ -42,7 +42,8 @@ bool RestartsToBegin(const Scenario& scenario) {
 }  // namespace
 
 Cluster::Daemon::Daemon(Cluster* cluster, int rank)
-    : process(&cluster->world_, absl::StrCat("daemon-", rank)),
+    : life(++cluster->num_daemons_),
+      process(&cluster->world_, absl::StrCat("daemon-", rank)),
       pool(&process, cluster->seeds_.Next(), /*num_threads=*/3),
       io(&process, cluster->seeds_.Next(), /*num_threads=*/2,
          /*max_delay=*/absl::Microseconds(300)),
@@ -314,7 +315,7 @@ void Cluster::StartWorker(int rank, int life) {
 }
 
 bool Cluster::IsOver() const {
-  if (restarts_pending_ > 0) return false;
+  if (restarts_pending_ > 0 || num_stopped_ > 0) return false;
   return std::all_of(workers_.begin(), workers_.end(), [](const auto& worker) {
     return worker == nullptr || worker->is_done();
   });
@@ -368,11 +369,27 @@ const Fault* Cluster::TakeFault(Fault::Kind kind, int where, int64_t step) {
       continue;
     }
     is_fault_taken_[i] = true;
-    ++result_.faults;
-    ++result_.faults_by_kind[static_cast<size_t>(kind)];
+    CountFault(kind);
     return &fault;
   }
   return nullptr;
+}
+
+void Cluster::CountFault(Fault::Kind kind) {
+  ++result_.faults;
+  ++result_.faults_by_kind[static_cast<size_t>(kind)];
+}
+
+std::vector<const Fault*> Cluster::TakeFaults(Fault::Kind kind, int64_t step) {
+  std::vector<const Fault*> taken;
+  for (size_t i = 0; i < scenario_.faults.size(); ++i) {
+    const Fault& fault = scenario_.faults[i];
+    if (fault.kind != kind || fault.step != step || is_fault_taken_[i])
+      continue;
+    is_fault_taken_[i] = true;
+    taken.push_back(&fault);
+  }
+  return taken;
 }
 
 void Cluster::Crash(WorkerId id, const Fault& fault) {
@@ -395,13 +412,61 @@ void Cluster::Crash(WorkerId id, const Fault& fault) {
   });
 }
 
-void Cluster::Restart(int node, absl::Duration away) {
+void Cluster::Kill(int node) {
   daemons_[node].reset();
+  networks_.stopped.erase(node);
+}
+
+void Cluster::Stop(const Fault& fault) {
+  if (fault.is_node) {
+    StopNode(fault.where, *fault.back_after);
+  } else {
+    StopRank(fault.where, *fault.back_after);
+  }
+}
+
+// The longest of several stops counts. A process that is killed meanwhile does
+// not go on, and the next one of its kind is not stopped.
+void Cluster::StopNode(int node, absl::Duration back_after) {
+  if (daemons_[node] == nullptr) return;
+  CountFault(Fault::Kind::kStop);
+  Daemon& daemon = *daemons_[node];
+  daemon.process.Pause();
+  daemon.stopped_until =
+      std::max(daemon.stopped_until, world_.Now() + back_after);
+  networks_.stopped.insert(node);
+  ++num_stopped_;
+  world_.PostAfter(back_after, [this, node, life = daemon.life] {
+    --num_stopped_;
+    Daemon* const stopped = daemons_[node].get();
+    if (stopped == nullptr || stopped->life != life ||
+        world_.Now() < stopped->stopped_until) {
+      return;
+    }
+    stopped->process.Resume();
+    networks_.stopped.erase(node);
+  });
+}
+
+void Cluster::StopRank(int rank, absl::Duration back_after) {
+  if (workers_[rank] == nullptr || workers_[rank]->is_done()) return;
+  CountFault(Fault::Kind::kStop);
+  workers_[rank]->StopUntil(world_.Now() + back_after);
+  ++num_stopped_;
+  world_.PostAfter(back_after, [this, id = workers_[rank]->id()] {
+    --num_stopped_;
+    SimWorker* const worker = workers_[id.rank].get();
+    if (worker != nullptr && worker->id() == id) worker->GoOnIfDue();
+  });
+}
+
+void Cluster::Restart(int node, absl::Duration away) {
+  Kill(node);
   world_.Note(absl::StrCat("the daemon of node ", node, " has gone"));
   ++restarts_pending_;
   world_.PostAfter(away, [this, node] {
     --restarts_pending_;
-    daemons_[node].reset();  // if it was struck twice
+    Kill(node);  // if it was struck twice
     starting_node_ = node;
     std::vector<WorkerId> unanswered;
     for (int l = 0; l < scenario_.workers; ++l) {
@@ -444,10 +509,13 @@ absl::StatusOr<std::string> Cluster::AdoptWorker(daemon::Node* node,
 
 // Faults of daemons and links, when the first rank computes their step.
 void Cluster::ActOnVersion(int64_t version) {
+  for (const Fault* const stop : TakeFaults(Fault::Kind::kStop, version + 1)) {
+    world_.PostAfter(stop->after, [this, stop] { Stop(*stop); });
+  }
   for (int n = 0; n < scenario_.nodes; ++n) {
     if (TakeFault(Fault::Kind::kDaemonDies, n, version + 1) != nullptr) {
       world_.Post([this, n] {
-        daemons_[n].reset();
+        Kill(n);
         for (int l = 0; l < scenario_.workers; ++l) {
           const int rank = n * scenario_.workers + l;
           if (workers_[rank] == nullptr) continue;

@@ -143,6 +143,8 @@ class Cluster final : public SimWorld {
 
   struct Daemon {
     Daemon(Cluster* cluster, int rank);
+    const int life;  // of all daemons
+    absl::Time stopped_until = absl::InfinitePast();
     // Members go in reverse order: a crash. Nothing runs in between.
     base::SimProcess process;
     base::SimComputePool pool;
@@ -162,7 +164,14 @@ class Cluster final : public SimWorld {
   void RunToEnd();
   void AddUp();
   void StartWorker(int rank, int life);
+  // Faults of a step that strike by themselves, once.
+  std::vector<const Fault*> TakeFaults(Fault::Kind kind, int64_t step);
+  void CountFault(Fault::Kind kind);
+  void Kill(int node);
   void Restart(int node, absl::Duration away);
+  void Stop(const Fault& fault);
+  void StopNode(int node, absl::Duration back_after);
+  void StopRank(int rank, absl::Duration back_after);
   void PostCall(int node, std::shared_ptr<Call> call);
   absl::StatusOr<std::string> AdoptWorker(daemon::Node* node,
                                           const base::Kept& worker);
@@ -198,6 +207,8 @@ class Cluster final : public SimWorld {
   std::set<std::pair<int, int64_t>> ones_checked_;  // node, version
   bool is_ownership_checked_ = false;
   int restarts_pending_ = 0;
+  int num_stopped_ = 0;                 // processes
+  int num_daemons_ = 0;                 // made so far
   int starting_node_ = 0;               // the last one whose daemon was started
   std::optional<absl::Duration> away_;  // DieAtFailpoints
   int deaths_ = 0;

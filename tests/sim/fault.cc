@@ -14,22 +14,26 @@ namespace {
 
 // In the order of Fault::Kind.
 constexpr std::string_view kNames[] = {
-    "nan",       "infinity",    "lr",      "crash",   "kill",
-    "slow",      "cut",         "corrupt", "restart", "disk_fails",
-    "disk_full", "power_fails", "torn"};
+    "nan",        "infinity",  "lr",          "crash",   "kill",
+    "slow",       "cut",       "corrupt",     "restart", "stop",
+    "disk_fails", "disk_full", "power_fails", "torn"};
 static_assert(std::size(kNames) == Fault::kNumKinds);
 
-bool IsOfRank(Fault::Kind kind) {
+bool MayBeOfNode(Fault::Kind kind) {
   switch (kind) {
     case Fault::Kind::kNan:
     case Fault::Kind::kInfinity:
     case Fault::Kind::kValue:
     case Fault::Kind::kCrash:
     case Fault::Kind::kSlow:
-      return true;
-    default:
       return false;
+    default:
+      return true;
   }
+}
+
+bool MayBeOfRank(Fault::Kind kind) {
+  return !MayBeOfNode(kind) || kind == Fault::Kind::kStop;
 }
 
 absl::StatusOr<Fault::Kind> ParseKind(const std::string& word) {
@@ -61,19 +65,19 @@ absl::Status ParseCorruption(Line* line, Fault* fault) {
 }
 
 absl::Status ParseWhere(Line* line, int nodes, int workers, Fault* fault) {
-  const bool is_of_rank = IsOfRank(fault->kind);
-  const std::string what = is_of_rank ? "rank" : "node";
-  if (!line->Is(what)) {
+  fault->is_node = MayBeOfNode(fault->kind) && line->Is("node");
+  if (!fault->is_node && !(MayBeOfRank(fault->kind) && line->Is("rank"))) {
+    const std::string name(Name(fault->kind));
     return absl::InvalidArgumentError(absl::StrCat(
-        std::string(Name(fault->kind)), " befalls a ", what, ": say ",
-        std::string(Name(fault->kind)), " ", what, " N"));
+        name, " befalls a ", MayBeOfNode(fault->kind) ? "node" : "rank",
+        ": say ", name, MayBeOfNode(fault->kind) ? " node N" : " rank R"));
   }
   ASSIGN_OR_RETURN(fault->where, Integer<int>(line->Take()));
-  const int bound = is_of_rank ? nodes * workers : nodes;
+  const int bound = fault->is_node ? nodes : nodes * workers;
   if (fault->where < 0 || fault->where >= bound) {
-    return absl::InvalidArgumentError(absl::StrCat("there is no ", what, " ",
-                                                   fault->where, ": there are ",
-                                                   bound, ", from 0"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("there is no ", fault->is_node ? "node " : "rank ",
+                     fault->where, ": there are ", bound, ", from 0"));
   }
   return absl::OkStatus();
 }
@@ -84,7 +88,7 @@ std::string_view Name(Fault::Kind kind) {
   return kNames[static_cast<size_t>(kind)];
 }
 
-// step S WHAT (rank R | node N) [value] [back DURATION]
+// step S WHAT (rank R | node N) [value] [after DURATION] [back DURATION]
 absl::StatusOr<Fault> ParseFault(Line* line, int nodes, int workers) {
   Fault fault;
   if (!line->Is("step")) return absl::InvalidArgumentError("at step S …");
@@ -97,8 +101,15 @@ absl::StatusOr<Fault> ParseFault(Line* line, int nodes, int workers) {
   if (fault.kind == Fault::Kind::kCorrupt) {
     RETURN_IF_ERROR(ParseCorruption(line, &fault));
   }
+  if (fault.kind == Fault::Kind::kStop && line->Is("after")) {
+    ASSIGN_OR_RETURN(fault.after, Time(line->Take()));
+  }
   if (line->Is("back")) {
     ASSIGN_OR_RETURN(fault.back_after, Time(line->Take()));
+  }
+  if (fault.kind == Fault::Kind::kStop && !fault.back_after.has_value()) {
+    return absl::InvalidArgumentError(
+        "what is stopped must go on, or its ranks never end: say back D");
   }
   return fault;
 }

@@ -25,18 +25,21 @@ struct Fault {
     kCorrupt,     // a bit of the node's published weights flips
     kRestart,     // node's daemon dies; the next goes on with what was kept
                   // (step 0: it dies while the job is being opened)
+    kStop,        // rank's process, or node's daemon, is stopped, then goes on
     // Of the disk and all machines; no step's.
     kDiskFails,   // a change fails
     kDiskFull,    // a write has no room
     kPowerFails,  // all stops, and what was not synced may be lost
     kTorn,        // by that, a file has some of its pages
   };
-  static constexpr size_t kNumKinds = 13;
+  static constexpr size_t kNumKinds = 14;
   static constexpr Kind kFirstOfNoStep = Kind::kDiskFails;
   Kind kind;
   int64_t step = 1;
   int where = 0;  // rank, or node
+  bool is_node = false;
   double value = 0;
+  absl::Duration after;  // kStop: since the first rank computes the step
   std::optional<absl::Duration> back_after;  // restart, or how long
   // kCorrupt: which chunk, by its number in layout order; or any, of the node's
   // own or of others'.

@@ -181,8 +181,10 @@ class Drawing {
     }
     if (profile_ == Profile::kDeath) {
       const int step = Between(2, steps_);
-      Say("at step ", step, " ", Pick({"kill", "cut"}), " node ",
-          Below(nodes_));
+      const std::string how = Pick({"kill", "cut", "stop"});
+      // Until long after the others have given it up.
+      Say("at step ", step, " ", how, " node ", Below(nodes_),
+          how == "stop" ? " back 4m" : "");
       // A rank that comes back after the end waits for a new job's others.
       Say("expect node or did not start");
     }
@@ -191,7 +193,7 @@ class Drawing {
   void DrawFault(int step) {
     const int rank = Below(nodes_ * workers_);
     const std::string at = absl::StrCat("at step ", step, " ");
-    switch (Below(7)) {
+    switch (Below(8)) {
       case 0:
         // Rank 0's would be weights.
         if (step == load_step_) return;
@@ -222,9 +224,24 @@ class Drawing {
               "ms");
         }
         return;
+      case 5:
+        return DrawStop(at, step);
       default:
         return Say(at, "crash rank ", rank, " back ", Between(1, 20'000), "ms");
     }
+  }
+
+  // A rank for as long as may be, a node too long for the others or not.
+  void DrawStop(const std::string& at, int step) {
+    const std::string after = absl::StrCat(" after ", Below(4000), "us back ");
+    if (OneIn(2)) {
+      return Say(at, "stop rank ", Below(nodes_ * workers_), after,
+                 Between(1, 20'000), "ms");
+    }
+    const bool is_long =
+        nodes_ > 1 && relinks_ && !LosesNode() && step > 1 && OneIn(3);
+    Say(at, "stop node ", Below(nodes_), after,
+        is_long ? Between(25'000, 90'000) : Between(1, 8000), "ms");
   }
 
   // Snapshots keep what they find, and what ends early heals nothing.

@@ -92,7 +92,8 @@ TEST(RandomTest, DrawsFaultsOfEveryStep) {
     }
     for (const Fault::Kind kind :
          {Fault::Kind::kNan, Fault::Kind::kValue, Fault::Kind::kCrash,
-          Fault::Kind::kSlow, Fault::Kind::kPartition, Fault::Kind::kRestart}) {
+          Fault::Kind::kSlow, Fault::Kind::kPartition, Fault::Kind::kRestart,
+          Fault::Kind::kStop}) {
       EXPECT_TRUE(last.contains(kind)) << Name(kind);
     }
   }

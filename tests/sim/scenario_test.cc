@@ -27,6 +27,8 @@ at step 3 crash rank 5 back 2s
 at step 4 lr rank 1 0.75
 at step 5 corrupt node 1 member early unseen
 at step 5 corrupt node 0 chunk 7
+at step 6 stop node 1 after 2ms back 3s
+at step 6 stop rank 1 back 3s
 expect it is over
 )");
   ASSERT_TRUE(scenario.ok()) << scenario.status();
@@ -45,6 +47,11 @@ expect it is over
   EXPECT_EQ(scenario->faults[3].chunk, 7);
   EXPECT_FALSE(scenario->faults[3].is_own.has_value());
   EXPECT_FALSE(scenario->faults[3].is_early);
+  EXPECT_TRUE(scenario->faults[4].is_node);
+  EXPECT_EQ(scenario->faults[4].after, absl::Milliseconds(2));
+  EXPECT_EQ(scenario->faults[4].back_after, absl::Seconds(3));
+  EXPECT_FALSE(scenario->faults[5].is_node);
+  EXPECT_EQ(scenario->faults[5].after, absl::ZeroDuration());
   EXPECT_EQ(scenario->expect_failure, "it is over");
 }
 
@@ -135,6 +142,9 @@ TEST(ScenarioTest, NamesTheLineThatIsWrong) {
       "at step 3 nan",
       "at step 3 nan node 0",
       "at step 3 cut rank 0",
+      "at step 3 stop rank 0",
+      "at step 3 stop node 0 after",
+      "at step 3 crash rank 0 after 3ms",
       "at step 3 corrupt rank 0",
       "at step 3 corrupt node 0 chunk x",
       "at step 3 corrupt node 0 stranger",

@@ -207,7 +207,7 @@ std::unique_ptr<daemon::Opening> SimPeerPlane::Open(
 absl::StatusOr<v1::RendezvousReply> SimPeerPlane::Poll(
     const v1::RendezvousRequest& request) const {
   const bool is_lost = self_ != NodeRank(0) && networks_->links->DrawLoss();
-  if (networks_->rendezvous == nullptr ||
+  if (networks_->rendezvous == nullptr || networks_->stopped.contains(0) ||
       !IsReachable(*networks_, self_, NodeRank(0)) || is_lost) {
     return absl::UnavailableError("node 0 does not answer");
   }

@@ -14,6 +14,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 
@@ -45,6 +46,7 @@ struct SimNetworks {
   membership::Rendezvous* rendezvous = nullptr;
   // Nodes that begin a job meet too: their daemons may be replaced meanwhile.
   bool meets_to_begin = false;
+  std::set<int> stopped = {};  // nodes whose daemons do not run just now
   std::map<int, uint64_t> lives = {};   // of open links, by node
   std::map<int, absl::Time> ends = {};  // of those that were closed, the last
 };

@@ -118,6 +118,15 @@ SimWorker::SimWorker(SimWorld* world, WorkerId id, uint64_t seed)
       memory_(std::make_shared<Memory>()),
       is_call_taken_(std::make_shared<bool>(false)) {}
 
+void SimWorker::StopUntil(absl::Time end) {
+  process_.Pause();
+  stopped_until_ = std::max(stopped_until_, end);
+}
+
+void SimWorker::GoOnIfDue() {
+  if (world_->clock().Now() >= stopped_until_) process_.Resume();
+}
+
 // ---- Calls. ----
 
 void SimWorker::Ask(Call call, absl::AnyInvocable<void(daemon::Node&)> fn) {

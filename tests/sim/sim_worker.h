@@ -56,6 +56,9 @@ class SimWorker {
 
   WorkerId id() const { return id_; }
   base::SimProcess& process() { return process_; }
+  // SIGSTOP; the longest counts. Then SIGCONT, unless a longer one waits.
+  void StopUntil(absl::Time end);
+  void GoOnIfDue();
   bool is_done() const { return is_done_; }
   // How it ended: OK if it closed the job after its last step.
   const absl::Status& outcome() const { return outcome_; }
@@ -146,6 +149,7 @@ class SimWorker {
   std::optional<double> wrong_lr_;
   const Fault* bad_value_ = nullptr;  // NaN or infinity
   int aborts_ = 0;
+  absl::Time stopped_until_ = absl::InfinitePast();
   bool is_done_ = false;
   absl::Status outcome_;
 };
