@@ -634,6 +634,7 @@ void SimWorker::SchedulePushes() {
     is_scheduled_[b] = true;
     ready.push_back(bucket);
   }
+  if (ready.empty()) return;
   if (world_->scenario().push_order == PushOrder::kReverse) {
     std::reverse(ready.begin(), ready.end());
   }
