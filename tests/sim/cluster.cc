@@ -23,6 +23,8 @@ constexpr absl::Duration kPatience = absl::Hours(2);
 // of several nodes, which meet first, have mostly not.
 constexpr uint64_t kStarting = 20'000;
 constexpr uint64_t kOpening = 25'000;
+// A daemon looks for another keeper each second.
+constexpr absl::Duration kKeeperAway = absl::Seconds(1);
 constexpr uint64_t kMaxEvents = 20'000'000;
 constexpr size_t kMaxViolations = 20;
 
@@ -31,6 +33,14 @@ constexpr size_t kMaxViolations = 20;
 struct Death {
   int node;
 };
+
+bool NeedsKeepers(const Scenario& scenario) {
+  return scenario.has_keepers ||
+         std::ranges::any_of(scenario.faults, [](const Fault& fault) {
+           return fault.kind == Fault::Kind::kRestart ||
+                  fault.kind == Fault::Kind::kKeeperDies;
+         });
+}
 
 bool RestartsToBegin(const Scenario& scenario) {
   return std::any_of(
@@ -155,13 +165,14 @@ Cluster::Cluster(const Scenario& scenario, uint64_t seed,
       last_version_(scenario.world_size(), scenario.first_version - 1),
       is_fault_taken_(scenario.faults.size()) {
   if (scenario.has_interfaces) links_.ShareInterfaces(&world_);
-  const bool has_keepers =
-      scenario.has_keepers ||
-      std::any_of(scenario.faults.begin(), scenario.faults.end(),
-                  [](const Fault& fault) {
-                    return fault.kind == Fault::Kind::kRestart;
-                  });
-  for (int n = 0; has_keepers && n < scenario.nodes; ++n) {
+  peers_.SetFilter(
+      [this](NodeRank from, NodeRank to, const std::string& frame) {
+        return CountLoss(losses_.TakeFrame(from, to, frame));
+      });
+  networks_.loses_poll = [this](int node, bool is_reply) {
+    return CountLoss(losses_.TakePoll(node, is_reply));
+  };
+  for (int n = 0; NeedsKeepers(scenario) && n < scenario.nodes; ++n) {
     keepers_.push_back(std::make_unique<Keeper>());
   }
   result_.weights.resize(scenario.first_version);  // not seen here
@@ -172,6 +183,7 @@ Cluster::~Cluster() {
 }
 
 void Cluster::Start() {
+  ArmLosses(0);
   for (int rank = 0; rank < scenario_.world_size(); ++rank) {
     const auto& absent = scenario_.absent;
     if (std::find(absent.begin(), absent.end(), rank) != absent.end()) {
@@ -212,6 +224,7 @@ Result Cluster::Finish() {
   RunToEnd();
   CheckEnds();
   CheckNothingIsLeft();
+  CheckLosses();
   AddUp();
   return result_;
 }
@@ -222,6 +235,7 @@ Result Cluster::RunLife() {
   // What its last workers did is noticed a little later.
   world_.RunFor(absl::Seconds(2));
   CheckEnds();
+  CheckLosses();
   AddUp();
   return result_;
 }
@@ -412,9 +426,46 @@ void Cluster::Crash(WorkerId id, const Fault& fault) {
   });
 }
 
+void Cluster::ArmLosses(int64_t step) {
+  for (const auto kind : {Fault::Kind::kLoseRequest, Fault::Kind::kLoseReply}) {
+    for (const Fault* const fault : TakeFaults(kind, step)) losses_.Arm(*fault);
+  }
+}
+
+bool Cluster::CountLoss(const Fault* fault) {
+  if (fault == nullptr) return false;
+  CountFault(fault->kind);
+  return true;
+}
+
+bool Cluster::LosesCall(WorkerId id, std::string_view call, bool is_reply) {
+  return CountLoss(losses_.TakeCall(id.rank, call, is_reply));
+}
+
+void Cluster::CloseLinks(int node, const absl::Status& why) {
+  for (int l = 0; l < scenario_.workers; ++l) {
+    SimWorker* const worker = workers_[node * scenario_.workers + l].get();
+    if (worker == nullptr) continue;
+    CallWorker(worker->id(),
+               [why](SimWorker& alive) { alive.OnLinkClosed(why); });
+  }
+}
+
 void Cluster::Kill(int node) {
   daemons_[node].reset();
   networks_.stopped.erase(node);
+  if (keepers_.empty() || !keepers_[node]->vault.OnDaemonDied()) return;
+  keepers_[node]->calls.clear();
+  CloseLinks(node, absl::UnavailableError("the daemon and its keeper died"));
+}
+
+void Cluster::KillKeeper(int node, absl::Duration back_after) {
+  CountFault(Fault::Kind::kKeeperDies);
+  const bool has_daemon = daemons_[node] != nullptr;
+  Keeper* const keeper = keepers_[node].get();
+  keeper->vault.OnKeeperDied(has_daemon);
+  if (!has_daemon) Kill(node);
+  world_.PostAfter(back_after, [keeper] { keeper->vault.OnKeeperBack(); });
 }
 
 void Cluster::Stop(const Fault& fault) {
@@ -512,16 +563,18 @@ void Cluster::ActOnVersion(int64_t version) {
   for (const Fault* const stop : TakeFaults(Fault::Kind::kStop, version + 1)) {
     world_.PostAfter(stop->after, [this, stop] { Stop(*stop); });
   }
+  for (const Fault* const death :
+       TakeFaults(Fault::Kind::kKeeperDies, version + 1)) {
+    world_.PostAfter(death->after, [this, death] {
+      KillKeeper(death->where, death->back_after.value_or(kKeeperAway));
+    });
+  }
+  ArmLosses(version + 1);
   for (int n = 0; n < scenario_.nodes; ++n) {
     if (TakeFault(Fault::Kind::kDaemonDies, n, version + 1) != nullptr) {
       world_.Post([this, n] {
         Kill(n);
-        for (int l = 0; l < scenario_.workers; ++l) {
-          const int rank = n * scenario_.workers + l;
-          if (workers_[rank] == nullptr) continue;
-          workers_[rank]->OnLinkClosed(
-              absl::UnavailableError("the daemon died"));
-        }
+        CloseLinks(n, absl::UnavailableError("the daemon died"));
       });
     }
     if (const Fault* const restart =
@@ -747,6 +800,14 @@ void Cluster::CheckEnds() {
                                outcome.ToString(), ", which does not say \"",
                                scenario_.expect_failure, "\""));
     }
+  }
+}
+
+void Cluster::CheckLosses() {
+  for (const Fault* const fault : losses_.Missed()) {
+    OnViolation(absl::StrCat("there was no ", fault->what, " of ",
+                             fault->is_node ? "node " : "rank ", fault->where,
+                             " to lose"));
   }
 }
 

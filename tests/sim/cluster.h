@@ -46,6 +46,7 @@
 #include "server/transport/inproc/inproc_transport.h"
 #include "server/transport/inproc/link_model.h"
 #include "tests/sim/corruption.h"
+#include "tests/sim/losses.h"
 #include "tests/sim/reference_model.h"
 #include "tests/sim/scenario.h"
 #include "tests/sim/sim_peer_plane.h"
@@ -123,6 +124,7 @@ class Cluster final : public SimWorld {
   void CallWorker(WorkerId id,
                   absl::AnyInvocable<void(SimWorker&) &&> fn) override;
   const Fault* TakeFault(Fault::Kind kind, int where, int64_t step) override;
+  bool LosesCall(WorkerId id, std::string_view call, bool is_reply) override;
   void Crash(WorkerId id, const Fault& fault) override;
   void OnAllPushed(WorkerId id, int64_t step) override;
   void OnVersion(WorkerId id, int64_t version, uint64_t hash,
@@ -167,8 +169,13 @@ class Cluster final : public SimWorld {
   // Faults of a step that strike by themselves, once.
   std::vector<const Fault*> TakeFaults(Fault::Kind kind, int64_t step);
   void CountFault(Fault::Kind kind);
+  void ArmLosses(int64_t step);
+  bool CountLoss(const Fault* fault);
   void Kill(int node);
   void Restart(int node, absl::Duration away);
+  void KillKeeper(int node, absl::Duration back_after);
+  // The other ends of the node's sockets are closed.
+  void CloseLinks(int node, const absl::Status& why);
   void Stop(const Fault& fault);
   void StopNode(int node, absl::Duration back_after);
   void StopRank(int rank, absl::Duration back_after);
@@ -182,6 +189,7 @@ class Cluster final : public SimWorld {
   void CheckOnes(int node, int64_t version);
   bool IsExpected(const absl::Status& outcome) const;
   void CheckEnds();
+  void CheckLosses();
   void CheckNothingIsLeft();
 
   const Scenario scenario_;
@@ -197,6 +205,7 @@ class Cluster final : public SimWorld {
   SimNetworks networks_;
   ReferenceModel reference_;
   Corruption corruption_;
+  Losses losses_;
   // By node; empty: there are no keepers.
   std::vector<std::unique_ptr<Keeper>> keepers_;
   std::vector<std::unique_ptr<Daemon>> daemons_;     // null: dead

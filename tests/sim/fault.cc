@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <span>
 #include <string>
 
 #include "absl/status/status.h"
@@ -14,9 +15,10 @@ namespace {
 
 // In the order of Fault::Kind.
 constexpr std::string_view kNames[] = {
-    "nan",        "infinity",  "lr",          "crash",   "kill",
-    "slow",       "cut",       "corrupt",     "restart", "stop",
-    "disk_fails", "disk_full", "power_fails", "torn"};
+    "nan",         "infinity",     "lr",         "crash",      "kill",
+    "slow",        "cut",          "corrupt",    "restart",    "stop",
+    "kill_keeper", "lose_request", "lose_reply", "disk_fails", "disk_full",
+    "power_fails", "torn"};
 static_assert(std::size(kNames) == Fault::kNumKinds);
 
 bool MayBeOfNode(Fault::Kind kind) {
@@ -32,18 +34,58 @@ bool MayBeOfNode(Fault::Kind kind) {
   }
 }
 
+bool Loses(Fault::Kind kind) {
+  return kind == Fault::Kind::kLoseRequest || kind == Fault::Kind::kLoseReply;
+}
+
 bool MayBeOfRank(Fault::Kind kind) {
-  return !MayBeOfNode(kind) || kind == Fault::Kind::kStop;
+  return !MayBeOfNode(kind) || kind == Fault::Kind::kStop || Loses(kind);
+}
+
+// Calls of workers, which have an answer each; polls of a node that meets the
+// others at node 0; frames between nodes (proto/peer.proto) by the name of
+// their body, of which those that node 0 answers with, or tells by itself, are
+// replies.
+constexpr std::string_view kCalls[] = {"attach", "begin", "close"};
+constexpr std::string_view kRequests[] = {"poll",  "join",  "vote",  "leave",
+                                          "note",  "pull",  "offer", "wish",
+                                          "armed", "shard", "held"};
+constexpr std::string_view kReplies[] = {
+    "poll", "view",   "refusal", "commit",  "abort",
+    "heal", "choice", "order",   "collect", "outcome"};
+
+std::string List(std::span<const std::string_view> names) {
+  return absl::StrJoin(names, ", ",
+                       [](std::string* out, auto name) { out->append(name); });
 }
 
 absl::StatusOr<Fault::Kind> ParseKind(const std::string& word) {
   const auto* const end = kNames + static_cast<size_t>(Fault::kFirstOfNoStep);
   const auto* const name = std::find(kNames, end, word);
   if (name != end) return static_cast<Fault::Kind>(name - kNames);
-  return absl::InvalidArgumentError(absl::StrCat(
-      "no fault of a step is called \"", word, "\": there are ",
-      absl::StrJoin(kNames, end, ", ",
-                    [](std::string* out, auto name) { out->append(name); })));
+  return absl::InvalidArgumentError(
+      absl::StrCat("no fault of a step is called \"", word, "\": there are ",
+                   List({kNames, end})));
+}
+
+// What is lost must be what such a process says.
+absl::Status CheckLost(const Fault& fault) {
+  std::span<const std::string_view> known = kCalls;
+  if (fault.is_node) {
+    known = kReplies;
+    if (fault.kind == Fault::Kind::kLoseRequest) known = kRequests;
+  }
+  if (std::ranges::find(known, fault.what) == known.end()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        fault.is_node ? "nodes" : "ranks", " know no ",
+        fault.kind == Fault::Kind::kLoseRequest ? "request" : "reply", " \"",
+        fault.what, "\": there are ", List(known)));
+  }
+  if (fault.is_node && fault.where == 0) {
+    return absl::InvalidArgumentError(
+        "what node 0 says to itself is not lost: name another node");
+  }
+  return absl::OkStatus();
 }
 
 // [chunk C | owner | member] [early] [unseen] [maybe]
@@ -88,12 +130,13 @@ std::string_view Name(Fault::Kind kind) {
   return kNames[static_cast<size_t>(kind)];
 }
 
-// step S WHAT (rank R | node N) [value] [after DURATION] [back DURATION]
+// step S KIND [WHAT] (rank R | node N) [value] [after DURATION] [back DURATION]
 absl::StatusOr<Fault> ParseFault(Line* line, int nodes, int workers) {
   Fault fault;
   if (!line->Is("step")) return absl::InvalidArgumentError("at step S …");
   ASSIGN_OR_RETURN(fault.step, Integer<int64_t>(line->Take()));
   ASSIGN_OR_RETURN(fault.kind, ParseKind(line->Take()));
+  if (Loses(fault.kind)) fault.what = line->Take();
   RETURN_IF_ERROR(ParseWhere(line, nodes, workers, &fault));
   if (fault.kind == Fault::Kind::kValue) {
     ASSIGN_OR_RETURN(fault.value, Real(line->Take()));
@@ -101,7 +144,14 @@ absl::StatusOr<Fault> ParseFault(Line* line, int nodes, int workers) {
   if (fault.kind == Fault::Kind::kCorrupt) {
     RETURN_IF_ERROR(ParseCorruption(line, &fault));
   }
-  if (fault.kind == Fault::Kind::kStop && line->Is("after")) {
+  if (Loses(fault.kind)) {
+    RETURN_IF_ERROR(CheckLost(fault));
+    fault.may_miss = line->Is("maybe");
+    return fault;
+  }
+  const bool is_at_any_moment = fault.kind == Fault::Kind::kStop ||
+                                fault.kind == Fault::Kind::kKeeperDies;
+  if (is_at_any_moment && line->Is("after")) {
     ASSIGN_OR_RETURN(fault.after, Time(line->Take()));
   }
   if (line->Is("back")) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <initializer_list>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -169,7 +170,12 @@ class Drawing {
 
   // So many, in ascending steps.
   void DrawFaults() {
+    if (OneIn(3)) DrawLostWord(0, {"attach", "begin"}, {"join"}, {"view"});
     for (int step = 1; step <= steps_; ++step) {
+      if (MayLoseKeeper(step) && OneIn(8)) {
+        DrawKeeperDeath(step);
+        continue;
+      }
       // One that comes late comes in the next step.
       const bool is_free = step > last_corruption_ + (nodes_ == 2 ? 1 : 0);
       if (MayCorrupt() && step > 1 && is_free && OneIn(4)) {
@@ -180,20 +186,16 @@ class Drawing {
       for (int n = Below(is_slow_ ? 3 : 2); n > 0; --n) DrawFault(step);
     }
     if (profile_ == Profile::kDeath) {
-      const int step = Between(2, steps_);
-      const std::string how = Pick({"kill", "cut", "stop"});
-      // Until long after the others have given it up.
-      Say("at step ", step, " ", how, " node ", Below(nodes_),
-          how == "stop" ? " back 4m" : "");
+      DrawDeath(Between(2, steps_));
       // A rank that comes back after the end waits for a new job's others.
-      Say("expect node or did not start");
+      Say("expect node or did not start or its keeper died");
     }
   }
 
   void DrawFault(int step) {
     const int rank = Below(nodes_ * workers_);
     const std::string at = absl::StrCat("at step ", step, " ");
-    switch (Below(8)) {
+    switch (Below(9)) {
       case 0:
         // Rank 0's would be weights.
         if (step == load_step_) return;
@@ -211,6 +213,7 @@ class Drawing {
         // A node that is silent for 30 s is missed.
         if (nodes_ > 1 && !LosesNode()) {
           has_node_faults_ = true;
+          last_node_fault_ = step;
           const bool is_long = relinks_ && step > 1 && OneIn(3);
           Say(at, "cut node ", Below(nodes_), " back ",
               is_long ? Between(25'000, 90'000) : Between(1, 8000), "ms");
@@ -220,14 +223,77 @@ class Drawing {
         // Of several nodes no job is kept that has not begun.
         if (nodes_ == 1 || (relinks_ && step > 1)) {
           if (GoesOn()) return;
-          Say(at, "restart node ", Below(nodes_), " back ", Between(1, 500),
-              "ms");
+          const int node = Below(nodes_);
+          restarted_.insert(node);
+          last_node_fault_ = step;
+          Say(at, "restart node ", node, " back ", Between(1, 500), "ms");
         }
         return;
       case 5:
         return DrawStop(at, step);
+      case 6:
+        return DrawLostWord(step, {"attach", "begin", "close"},
+                            {"vote", "vote", "note", "pull", "poll", "join",
+                             "armed", "shard", "held"},
+                            {"commit", "commit", "abort", "heal", "poll",
+                             "view", "order", "collect", "outcome"});
       default:
         return Say(at, "crash rank ", rank, " back ", Between(1, 20'000), "ms");
+    }
+  }
+
+  using Words = std::initializer_list<const char*>;
+  // Of a worker to its daemon, or of daemons. There may be no occasion.
+  void DrawLostWord(int step, Words calls, Words requests, Words replies) {
+    const bool is_reply = OneIn(2);
+    const std::string lose = absl::StrCat(
+        "at step ", step, is_reply ? " lose_reply " : " lose_request ");
+    if (nodes_ == 1 || OneIn(2)) {
+      return Say(lose, Pick(calls), " rank ", Below(nodes_ * workers_),
+                 " maybe");
+    }
+    has_node_faults_ = true;
+    Say(lose, Pick(is_reply ? replies : requests), " node ",
+        Between(1, nodes_ - 1), " maybe");
+  }
+
+  // Only where daemons are replaced is it of any use, and only later: a node
+  // that loses both is lost.
+  bool MayLoseKeeper(int step) const {
+    return step < steps_ && step > last_node_fault_ + 1 && !GoesOn() &&
+           (nodes_ == 1 || (relinks_ && step > 1));
+  }
+  // Alone in its step, which lasts until another keeper is there: nothing of
+  // the step before makes its workers begin it anew.
+  void DrawKeeperDeath(int step) {
+    const int node = Below(nodes_);
+    if (!restarted_.insert(node).second) return;
+    const int back = Between(1, 200);
+    Say("at step ", step, " kill_keeper node ", node, " after ", Below(4000),
+        "us back ", back, "ms");
+    Say("at step ", step, " slow rank ", Below(nodes_ * workers_), " back ",
+        back + 100, "ms");
+    Say("at step ", step + 1, " restart node ", node, " back ", Between(1, 500),
+        "ms");
+    last_node_fault_ = step + 1;
+  }
+
+  // A node that does not come back, or comes when the others have given it up.
+  void DrawDeath(int step) {
+    const int node = Below(nodes_);
+    const std::string at = absl::StrCat("at step ", step, " ");
+    switch (Below(4)) {
+      case 0:
+        return Say(at, "kill node ", node);
+      case 1:
+        return Say(at, "cut node ", node);
+      case 2:
+        return Say(at, "stop node ", node, " back 4m");
+      default:
+        // Its keeper too.
+        Say(at, "kill_keeper node ", node, " back 1m");
+        Say(at, "slow rank ", node * workers_, " back 100ms");
+        Say(at, "restart node ", node, " back 500ms");
     }
   }
 
@@ -238,6 +304,8 @@ class Drawing {
       return Say(at, "stop rank ", Below(nodes_ * workers_), after,
                  Between(1, 20'000), "ms");
     }
+    has_node_faults_ = true;
+    last_node_fault_ = step;
     const bool is_long =
         nodes_ > 1 && relinks_ && !LosesNode() && step > 1 && OneIn(3);
     Say(at, "stop node ", Below(nodes_), after,
@@ -271,7 +339,7 @@ class Drawing {
       absl::StrAppend(&disk, " fails_after ", Below(40));
       absl::StrAppend(&disk, " times ", OneIn(2) ? 1 : Between(2, 20));
     }
-    if (OneIn(6)) absl::StrAppend(&disk, " capacity ", Below(2'000'000));
+    if (OneIn(6)) absl::StrAppend(&disk, " capacity ", Below(400'000));
     // On other nodes, where that changes no bit: coded sums are those of the
     // nodes that made them.
     int nodes = nodes_;
@@ -329,7 +397,9 @@ class Drawing {
   bool gathers_ = false;
   bool relinks_ = false;  // if its nodes lose one another
   bool has_node_faults_ = false;
-  int last_lr_ = 0;  // step
+  std::set<int> restarted_;  // nodes; their keepers must live
+  int last_node_fault_ = 0;  // step
+  int last_lr_ = 0;
   int last_corruption_ = 0;
   int load_step_ = 0;  // 0: none
 };

@@ -45,7 +45,8 @@ bool Restarts(const Scenario& life) {
   return life.has_keepers ||
          std::ranges::any_of(life.faults,
                              [](const Fault& fault) {
-                               return fault.kind == Fault::Kind::kRestart;
+                               return fault.kind == Fault::Kind::kRestart ||
+                                      fault.kind == Fault::Kind::kKeeperDies;
                              }) ||
          std::ranges::any_of(life.next, Restarts);
 }

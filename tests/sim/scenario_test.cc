@@ -29,6 +29,9 @@ at step 5 corrupt node 1 member early unseen
 at step 5 corrupt node 0 chunk 7
 at step 6 stop node 1 after 2ms back 3s
 at step 6 stop rank 1 back 3s
+at step 7 kill_keeper node 0 after 1ms
+at step 0 lose_reply begin rank 2
+at step 8 lose_request poll node 1 maybe
 expect it is over
 )");
   ASSERT_TRUE(scenario.ok()) << scenario.status();
@@ -52,6 +55,13 @@ expect it is over
   EXPECT_EQ(scenario->faults[4].back_after, absl::Seconds(3));
   EXPECT_FALSE(scenario->faults[5].is_node);
   EXPECT_EQ(scenario->faults[5].after, absl::ZeroDuration());
+  EXPECT_EQ(scenario->faults[6].after, absl::Milliseconds(1));
+  EXPECT_EQ(scenario->faults[7].what, "begin");
+  EXPECT_FALSE(scenario->faults[7].is_node);
+  EXPECT_FALSE(scenario->faults[7].may_miss);
+  EXPECT_EQ(scenario->faults[8].what, "poll");
+  EXPECT_TRUE(scenario->faults[8].is_node);
+  EXPECT_TRUE(scenario->faults[8].may_miss);
   EXPECT_EQ(scenario->expect_failure, "it is over");
 }
 
@@ -145,6 +155,11 @@ TEST(ScenarioTest, NamesTheLineThatIsWrong) {
       "at step 3 stop rank 0",
       "at step 3 stop node 0 after",
       "at step 3 crash rank 0 after 3ms",
+      "at step 3 kill_keeper rank 0",
+      "at step 3 lose_request begin node 0",
+      "at step 3 lose_request vote node 0",
+      "at step 3 lose_request sigh rank 0",
+      "at step 3 lose_reply rank 0",
       "at step 3 corrupt rank 0",
       "at step 3 corrupt node 0 chunk x",
       "at step 3 corrupt node 0 stranger",

@@ -206,12 +206,21 @@ std::unique_ptr<daemon::Opening> SimPeerPlane::Open(
 
 absl::StatusOr<v1::RendezvousReply> SimPeerPlane::Poll(
     const v1::RendezvousRequest& request) const {
-  const bool is_lost = self_ != NodeRank(0) && networks_->links->DrawLoss();
+  const auto loses = [this](bool is_reply) {
+    return self_ != NodeRank(0) && networks_->loses_poll != nullptr &&
+           networks_->loses_poll(self_.value(), is_reply);
+  };
+  const bool is_lost = (self_ != NodeRank(0) && networks_->links->DrawLoss()) ||
+                       loses(/*is_reply=*/false);
   if (networks_->rendezvous == nullptr || networks_->stopped.contains(0) ||
       !IsReachable(*networks_, self_, NodeRank(0)) || is_lost) {
     return absl::UnavailableError("node 0 does not answer");
   }
-  return networks_->rendezvous->Poll(request, networks_->clock->Now());
+  auto reply = networks_->rendezvous->Poll(request, networks_->clock->Now());
+  if (loses(/*is_reply=*/true)) {
+    return absl::UnavailableError("node 0 does not answer");
+  }
+  return reply;
 }
 
 std::unique_ptr<daemon::JobLinks> SimPeerPlane::MakeLinks(

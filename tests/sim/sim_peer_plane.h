@@ -46,6 +46,8 @@ struct SimNetworks {
   membership::Rendezvous* rendezvous = nullptr;
   // Nodes that begin a job meet too: their daemons may be replaced meanwhile.
   bool meets_to_begin = false;
+  // Whether this request of a node to meet the others, or the reply, is lost.
+  std::function<bool(int node, bool is_reply)> loses_poll = nullptr;
   std::set<int> stopped = {};  // nodes whose daemons do not run just now
   std::map<int, uint64_t> lives = {};   // of open links, by node
   std::map<int, absl::Time> ends = {};  // of those that were closed, the last

@@ -1,4 +1,5 @@
-// What a keeper does for a simulated daemon: outlives it.
+// What a keeper does for a simulated daemon: outlives it, if it does not die
+// first.
 //
 // Threading: events of its daemon's SimProcess.
 #ifndef TESTS_SIM_SIM_VAULT_H_
@@ -27,12 +28,29 @@ class SimVault final : public base::Vault {
  public:
   absl::Status Put(std::string_view name, std::string_view note,
                    std::span<const int> fds) override {
-    items_[std::string(name)] = {std::string(name), std::string(note),
-                                 CopiesOf(fds)};
+    AllOfDaemon()[std::string(name)] = {std::string(name), std::string(note),
+                                        CopiesOf(fds)};
     return absl::OkStatus();
   }
   void Remove(std::string_view name) override {
-    items_.erase(std::string(name));
+    AllOfDaemon().erase(std::string(name));
+  }
+
+  // The keeper dies, and another one comes: what it held is where the daemon
+  // has copies of it (server/ipc/keeper_client.h), if there is one.
+  void OnKeeperDied(bool has_daemon) {
+    if (is_there_ && has_daemon) copies_ = std::move(items_);
+    items_.clear();
+    is_there_ = false;
+  }
+  void OnKeeperBack() {
+    if (!is_there_) items_ = std::exchange(copies_, {});
+    is_there_ = true;
+  }
+  // True: nothing is left of what it had put here.
+  bool OnDaemonDied() {
+    copies_.clear();
+    return !is_there_;
   }
 
   std::vector<base::Kept> Found() const {
@@ -60,6 +78,9 @@ class SimVault final : public base::Vault {
   }
 
  private:
+  std::map<std::string, base::Kept>& AllOfDaemon() {
+    return is_there_ ? items_ : copies_;
+  }
   static base::Segment CopyOf(int fd) {
     struct stat info {};
     fstat(fd, &info);
@@ -78,6 +99,8 @@ class SimVault final : public base::Vault {
   }
 
   std::map<std::string, base::Kept> items_;
+  bool is_there_ = true;                      // the keeper
+  std::map<std::string, base::Kept> copies_;  // while it is not
 };
 
 }  // namespace ballast::sim

@@ -131,12 +131,41 @@ void SimWorker::GoOnIfDue() {
 
 void SimWorker::Ask(Call call, absl::AnyInvocable<void(daemon::Node&)> fn) {
   call_ = call;
+  ++num_asked_;
   is_call_taken_ = std::make_shared<bool>(false);
+  if (world_->LosesCall(id_, Name(call), /*is_reply=*/false)) return AskAgain();
   world_->CallNode(node_, [taken = is_call_taken_,
                            fn = std::move(fn)](daemon::Node& node) mutable {
     *taken = true;
     fn(node);
   });
+}
+
+void SimWorker::AskAgain() {
+  ++attempt_;  // an answer that comes nevertheless is nobody's
+  process_.PostAfter(kFirstPause, [this, asked = num_asked_] {
+    if (asked == num_asked_) OnDaemonBack();
+  });
+}
+
+bool SimWorker::LosesReply(Call call) {
+  if (!world_->LosesCall(id_, Name(call), /*is_reply=*/true)) return false;
+  AskAgain();
+  return true;
+}
+
+std::string_view SimWorker::Name(Call call) {
+  switch (call) {
+    case Call::kNone:
+      return "";
+    case Call::kAttach:
+      return "attach";
+    case Call::kBegin:
+      return "begin";
+    case Call::kClose:
+      return "close";
+  }
+  return "";
 }
 
 void SimWorker::OnDaemonBack() {
@@ -221,6 +250,7 @@ void SimWorker::OnAttached(int attempt,
                            std::shared_ptr<layout::Layout> layout,
                            std::shared_ptr<layout::GatherUnits> units) {
   if (attempt != attempt_ || is_done_) return;
+  if (LosesReply(Call::kAttach)) return;
   call_ = Call::kNone;
   if (!reply.ok()) return Reopen(reply.status());
   layout_ = std::move(layout);
@@ -257,6 +287,7 @@ void SimWorker::WriteInitialValues() {
 void SimWorker::OnBegun(int attempt,
                         absl::StatusOr<session::BeginReply> reply) {
   if (attempt != attempt_ || is_done_) return;
+  if (LosesReply(Call::kBegin)) return;
   call_ = Call::kNone;
   if (!reply.ok()) return Reopen(reply.status());
   const Scenario& scenario = world_->scenario();
@@ -322,6 +353,7 @@ void SimWorker::CallClose() {
 
 // The process ends.
 void SimWorker::OnClosed() {
+  if (call_ == Call::kNone || LosesReply(Call::kClose)) return;
   call_ = Call::kNone;
   world_->CallNode(node_, [key = key_](daemon::Node& node) {
     node.sessions().OnDisconnected(key, absl::OkStatus());

@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/functional/any_invocable.h"
@@ -76,10 +77,15 @@ class SimWorker {
 
  private:
   enum class Call { kNone, kAttach, kBegin, kClose };
+  static std::string_view Name(Call call);  // as scenarios say it
 
   // The session was lost before it had begun: opens it anew, as the client does
   // (client/worker/opening.h). Ends it if that would be of no use.
   void Reopen(const absl::Status& why);
+  // The connection that the call or its answer was on has broken: it is asked
+  // again on another one, as the client does (client/worker/connection.h).
+  void AskAgain();
+  bool LosesReply(Call call);
   // `fn` runs on the daemon, whose answer is still to come.
   void Ask(Call call, absl::AnyInvocable<void(daemon::Node&)> fn);
   void CallBegin();
@@ -136,6 +142,7 @@ class SimWorker {
   absl::Time opened_ = absl::InfiniteFuture();  // the first one
   Call call_ = Call::kNone;                     // not yet answered
   std::shared_ptr<bool> is_call_taken_;         // by a daemon
+  int num_asked_ = 0;
   uint32_t failure_seen_ = 0;
   int64_t step_ = 0;
   uint64_t word_ = 0;  // of step_, in its generation

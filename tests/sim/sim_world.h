@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
@@ -42,6 +43,8 @@ class SimWorld {
 
   // Something to do at this point, once; null if there is not.
   virtual const Fault* TakeFault(Fault::Kind kind, int where, int64_t step) = 0;
+  // Whether this call of the process, or the reply to it, is lost.
+  virtual bool LosesCall(WorkerId id, std::string_view call, bool is_reply) = 0;
   // This process dies at the end of the event that calls this.
   virtual void Crash(WorkerId id, const Fault& fault) = 0;
 
