@@ -220,7 +220,11 @@ void ExamineCopies(const v1::GetJobReply& job, Examination* out) {
              "for good",
              "set snapshots.directory, or replicas.every_steps on all nodes");
   }
-  if (!snapshots.last_error().empty()) {
+  if (!snapshots.other_life().empty()) {
+    out->Add("snapshots", State::kWrong,
+             "none is saved: another life of the job writes in its directory",
+             snapshots.other_life());
+  } else if (!snapshots.last_error().empty()) {
     out->Add("snapshots", State::kWrong, snapshots.last_error(),
              absl::StrCat("mend that; then ballastctl checkpoint save ",
                           job.summary().name()));

@@ -162,6 +162,9 @@ TEST_F(DoctorTest, KnowsWhetherAnythingOutlivesANode) {
   EXPECT_EQ(Bad(), "wrong job gpt2 snapshots\nwrong job gpt2 replicas\n");
   job_.mutable_snapshots()->clear_last_error();
   job_.mutable_replicas()->clear_last_error();
+  job_.mutable_snapshots()->set_other_life("another life of the job");
+  EXPECT_EQ(Bad(), "wrong job gpt2 snapshots\n");
+  job_.mutable_snapshots()->clear_other_life();
   job_.mutable_snapshots()->set_skipped(1);
   job_.mutable_replicas()->set_skipped(1);
   EXPECT_EQ(Bad(), "warning job gpt2 snapshots\nwarning job gpt2 replicas\n");

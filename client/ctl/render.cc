@@ -43,7 +43,12 @@ std::string JobTable(
                   absl::StrCat(job.weight_version()), FormatBytes(job.bytes()),
                   job.waiting_for().empty() ? "-" : job.waiting_for()});
   }
-  return table.ToString();
+  std::string text = table.ToString();
+  for (const v1::JobSummary& job : jobs) {
+    if (job.notice().empty()) continue;
+    absl::StrAppend(&text, "\njob ", job.name(), ": ", job.notice(), "\n");
+  }
+  return text;
 }
 
 // "2 tensors: h.0.mlp int8 for int4, …"
@@ -161,7 +166,8 @@ std::string RenderSnapshots(const v1::SnapshotStatus& snapshots) {
   std::string text =
       Line("snapshots",
            absl::StrCat(snapshots.saved(), " saved, ", snapshots.failed(),
-                        " failed, ", snapshots.skipped(), " skipped"));
+                        " failed, ", snapshots.skipped(), " skipped, ",
+                        snapshots.superseded(), " superseded"));
   if (snapshots.saving()) {
     text += Line(
         "saving",

@@ -41,6 +41,11 @@ TEST(RenderTest, StatusShowsAddressesAndJobs) {
   EXPECT_NE(text.find(" 3/8 "), std::string::npos) << text;
   job->set_num_nodes(2);
   EXPECT_NE(Render(status).find(" 3/4 of 8 "), std::string::npos);
+  EXPECT_EQ(text.find("job gpt2:"), std::string::npos);
+  job->set_notice("no snapshots are saved: another life");
+  EXPECT_NE(
+      Render(status).find("\njob gpt2: no snapshots are saved: another life\n"),
+      std::string::npos);
 }
 
 TEST(RenderTest, JobShowsItsWorkers) {

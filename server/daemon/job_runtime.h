@@ -68,6 +68,7 @@
 #include "server/session/session.h"
 #include "server/snapshot/files/file_system.h"
 #include "server/snapshot/files/held_files.h"
+#include "server/snapshot/files/life.h"
 #include "server/snapshot/job_replicas.h"
 #include "server/snapshot/job_snapshots.h"
 #include "server/snapshot/loader.h"
@@ -89,6 +90,7 @@ struct JobRuntimeParts {
   session::LocalJob* job = nullptr;
   JobRuntimeHost* host = nullptr;
   Incarnation incarnation;  // of this job's first life on this node
+  snapshot::LifeId life{};  // of the job, on node 0, also over a restart
   const base::Clock* clock = nullptr;
   base::Executor* executor = nullptr;
   base::ComputePool* pool = nullptr;

@@ -37,6 +37,7 @@ void JobRuntime::MakeSnapshots() {
   parts.weights = parts_.job->weights();
   parts.device = parts_.device;
   parts.files = parts_.snapshot_files;
+  parts.life = parts_.life;
   parts.io = parts_.io;
   parts.clock = parts_.clock;
   parts.executor = parts_.executor;

@@ -129,6 +129,8 @@ void FillSnapshots(const snapshot::JobSnapshots* snapshots,
   reply->set_saved(status.saved);
   reply->set_failed(status.failed);
   reply->set_skipped(status.skipped);
+  reply->set_superseded(status.superseded);
+  reply->set_other_life(status.other_life);
   if (status.last.has_value()) {
     reply->set_last_path(status.last->path);
     reply->set_last_step(status.last->step);
@@ -238,7 +240,7 @@ void Node::ReleaseMemory(const std::string& job) {
 }
 
 absl::Status Node::MakeRecord(const session::LocalJob& job,
-                              JobKeep* keep) const {
+                              snapshot::LifeId life, JobKeep* keep) const {
   const layout::Topology& topology = job.layout().topology();
   session::AttachRequest request;
   request.job = job.spec();
@@ -255,6 +257,7 @@ absl::Status Node::MakeRecord(const session::LocalJob& job,
   kept.set_layout_digest(job.layout().digest());
   *kept.mutable_formats() = OwnFormats();
   kept.set_gathers_weights(job.units() != nullptr);
+  kept.set_life(static_cast<uint64_t>(life));
   return keep->MakeRecord(kept);
 }
 
@@ -368,16 +371,21 @@ bool Node::has_unkept() const {
 
 absl::StatusOr<session::JobObserver*> Node::StartJob(session::LocalJob* job) {
   const std::string& name = job->spec().name;
+  const Incarnation incarnation(leaves_.random->Next());
+  // One that a version left which knew of none begins another life each time.
+  snapshot::LifeId life{incarnation.value()};
   JobKeep* keep = nullptr;
   if (const auto it = keeps_.find(name); it != keeps_.end()) {
     keep = it->second.get();
     if (!keep->is_taken_over()) {
-      RETURN_IF_ERROR(MakeRecord(*job, keep));
+      RETURN_IF_ERROR(MakeRecord(*job, life, keep));
     } else if (keep->record()->job().layout_digest() !=
                job->layout().digest()) {
       return absl::FailedPreconditionError(
           "this version lays the job's tensors out in another way: start the "
           "version of ballastd that made it");
+    } else if (keep->record()->job().life() != 0) {
+      life = snapshot::LifeId{keep->record()->job().life()};
     }
   }
   if (job->layout().topology().num_nodes > 1) {
@@ -386,7 +394,8 @@ absl::StatusOr<session::JobObserver*> Node::StartJob(session::LocalJob* job) {
   JobRuntimeParts parts;
   parts.job = job;
   parts.host = this;
-  parts.incarnation = Incarnation(leaves_.random->Next());
+  parts.incarnation = incarnation;
+  parts.life = life;
   parts.clock = leaves_.clock;
   parts.executor = leaves_.executor;
   parts.pool = leaves_.pool;
@@ -634,7 +643,12 @@ v1::JobSummary Node::Summarize(const session::LocalJob& job) const {
       bytes += runtime->gathered()->size_bytes();
     }
     if (runtime->snapshots() != nullptr) {
-      bytes += runtime->snapshots()->status().replicas.held_bytes;
+      const snapshot::SnapshotStatus status = runtime->snapshots()->status();
+      bytes += status.replicas.held_bytes;
+      if (!status.other_life.empty()) {
+        summary.set_notice(
+            absl::StrCat("no snapshots are saved: ", status.other_life));
+      }
     }
     summary.set_generation(runtime->generation().value());
     summary.set_open_step(runtime->engine().open_step().value());

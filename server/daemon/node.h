@@ -41,6 +41,7 @@
 #include "server/metrics/metrics.h"
 #include "server/session/sessions.h"
 #include "server/snapshot/files/file_system.h"
+#include "server/snapshot/files/life.h"
 #include "server/snapshot/io_queue.h"
 #include "server/snapshot/job_replicas.h"
 #include "server/snapshot/job_snapshots.h"
@@ -146,7 +147,8 @@ class Node final : public session::JobHost, public JobRuntimeHost {
  private:
   absl::Status TakeOverJob(const std::string& name,
                            std::vector<base::Kept> found);
-  absl::Status MakeRecord(const session::LocalJob& job, JobKeep* keep) const;
+  absl::Status MakeRecord(const session::LocalJob& job, snapshot::LifeId life,
+                          JobKeep* keep) const;
   static Remnants::Owner OwnerOf(const session::LocalJob& job);
   absl::Duration HoldOf(const session::LocalJob& job) const;
   void LeaveRemnant(const session::LocalJob& job, JobRuntime* runtime,

@@ -12,6 +12,7 @@ SnapshotMetrics::SnapshotMetrics(metrics::JobMetrics* job) : job_(job) {
   saved_ = job->counter(Family::kSnapshots, {"saved"});
   failed_ = job->counter(Family::kSnapshots, {"failed"});
   skipped_ = job->counter(Family::kSnapshots, {"skipped"});
+  superseded_ = job->counter(Family::kSnapshots, {"superseded"});
   duration_ = job->histogram(Family::kSnapshotDuration);
   last_step_ = job->gauge(Family::kSnapshotLastStep);
   last_time_ = job->gauge(Family::kSnapshotLastTimestamp);
@@ -21,10 +22,15 @@ SnapshotMetrics::SnapshotMetrics(metrics::JobMetrics* job) : job_(job) {
 
 void SnapshotMetrics::Update(const snapshot::SnapshotStatus& status) {
   if (job_ == nullptr) return;
+  failed_->Increment(static_cast<double>(status.failed - counted_failed_));
   skipped_->Increment(static_cast<double>(status.skipped - counted_skipped_));
+  superseded_->Increment(
+      static_cast<double>(status.superseded - counted_superseded_));
   copied_->Increment(
       static_cast<double>(status.bytes_by_updates - counted_copied_));
+  counted_failed_ = status.failed;
   counted_skipped_ = status.skipped;
+  counted_superseded_ = status.superseded;
   counted_copied_ = status.bytes_by_updates;
 }
 
@@ -32,7 +38,7 @@ void SnapshotMetrics::OnSnapshot(const snapshot::SnapshotStatus& status,
                                  bool is_saved) {
   if (job_ == nullptr) return;
   Update(status);
-  (is_saved ? saved_ : failed_)->Increment();
+  if (is_saved) saved_->Increment();
   duration_->Observe(absl::ToDoubleSeconds(status.last_duration));
   if (!is_saved || !status.last.has_value()) return;
   last_step_->Set(static_cast<double>(status.last->step));

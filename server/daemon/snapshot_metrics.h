@@ -31,12 +31,15 @@ class SnapshotMetrics {
   metrics::Counter* saved_ = nullptr;
   metrics::Counter* failed_ = nullptr;
   metrics::Counter* skipped_ = nullptr;
+  metrics::Counter* superseded_ = nullptr;
   metrics::Histogram* duration_ = nullptr;
   metrics::Gauge* last_step_ = nullptr;
   metrics::Gauge* last_time_ = nullptr;
   metrics::Counter* bytes_ = nullptr;
   metrics::Counter* copied_ = nullptr;
+  int64_t counted_failed_ = 0;
   int64_t counted_skipped_ = 0;
+  int64_t counted_superseded_ = 0;
   uint64_t counted_copied_ = 0;
 };
 

@@ -238,10 +238,11 @@ const std::vector<FamilyInfo>& Table() {
       {.family = Family::kSnapshots,
        .name = "ballast_snapshots_total",
        .help = "Snapshots by outcome; skipped: due while another one was "
-               "being written.",
+               "being written; superseded: not taken, as another life of the "
+               "job writes in its directory.",
        .kind = Kind::kCounter,
        .is_per_job = true,
-       .labels = {{"outcome", {"saved", "failed", "skipped"}}}},
+       .labels = {{"outcome", {"saved", "failed", "skipped", "superseded"}}}},
       {.family = Family::kSnapshotDuration,
        .name = "ballast_snapshot_duration_seconds",
        .help = "Time of a whole snapshot, from the order to the rename.",

@@ -106,6 +106,9 @@ void JobSnapshots::AskForDue(Step step) {
                            });
     if (is_saving) {
       ++status_.skipped;
+    } else if (!status_.other_life.empty()) {
+      ++status_.superseded;
+      LookForOtherLife();
     } else {
       AddWish({ToHex16(parts_.random->Next()), ""});
     }
@@ -195,7 +198,11 @@ void JobSnapshots::OnOutcome(const v1::SnapshotFrame& frame) {
     waiters = std::move(it->second);
     waiting_.erase(it);
   }
-  if (active_.has_value() && active_->id == frame.id()) EndActive(saved);
+  if (active_.has_value() && active_->id == frame.id()) {
+    active_->is_concluded = true;
+    active_->is_superseded = outcome.superseded();
+    EndActive(saved);
+  }
   for (SaveDone& done : waiters) {
     parts_.executor->Post([saved, done = std::move(done)]() mutable {
       std::move(done)(std::move(saved));

@@ -14,6 +14,10 @@
 //   nodes    fetch manifest and the source's shard, check ─▶ held
 //   node 0   all nodes hold theirs ─▶ outcome: older ones go
 //
+// Only node 0 changes anything but .tmp-ID, and before that it claims the job's
+// directory for this life of the job (files/life.h). If another one has claimed
+// it since, nothing more is saved until that is over.
+//
 // Frames may be lost: orders, shards and wishes are repeated until answered.
 // A node or daemon that dies in between leaves files that no manifest names.
 // Whatever fails, training goes on.
@@ -51,6 +55,7 @@
 #include "server/snapshot/capture.h"
 #include "server/snapshot/files/file_system.h"
 #include "server/snapshot/files/held_files.h"
+#include "server/snapshot/files/life.h"
 #include "server/snapshot/files/manifest.h"
 #include "server/snapshot/io_queue.h"
 #include "server/snapshot/job_replicas.h"
@@ -113,6 +118,9 @@ struct SnapshotStatus {
   int64_t saved = 0;  // since the job's start, as this node heard
   int64_t failed = 0;
   int64_t skipped = 0;  // were due while one was being written
+  // Were not taken, or given up, as another life of the job writes there.
+  int64_t superseded = 0;
+  std::string other_life;  // why, as long as it is so
   std::optional<Saved> last;
   absl::Duration last_duration;  // from the order to the outcome
   absl::Status last_error;       // of the last one, if it failed
@@ -132,6 +140,7 @@ class JobSnapshots {
     std::span<const std::byte> weights;
     device::Device* device = nullptr;  // the image
     FileSystem* files = nullptr;       // null: no snapshots, only replicas
+    LifeId life{};                     // node 0: with files
     base::ComputePool* io = nullptr;
     const base::Clock* clock = nullptr;
     base::Executor* executor = nullptr;
@@ -213,6 +222,8 @@ class JobSnapshots {
     std::vector<std::optional<FileInfo>> shards;
     bool holds_steps = false;
     bool is_publishing = false;
+    bool is_concluded = false;   // node 0 has said how it ended
+    bool is_superseded = false;  // likewise: by another life
     std::vector<std::string> cursors;
     Manifest manifest;
   };
@@ -229,6 +240,8 @@ class JobSnapshots {
   void StartNext();
   void AskForDue(Step step);
   bool IsSnapshotDue(Step step);
+  void Claim(const Active& active);
+  void LookForOtherLife();
   void OnWish(NodeRank from, const std::string& id, const v1::SnapshotWish&);
   void OnOrder(const std::string& id, const v1::SnapshotOrder& order);
   void OnArmed(NodeRank from);
@@ -250,6 +263,8 @@ class JobSnapshots {
   void SendCollect(NodeRank to);
   // Node 0, not from inside a call of the job.
   void ConcludeLater(const absl::Status& why);
+  // The same, once it is known whether another life is the reason.
+  void ConcludeFailed(const absl::Status& why);
   // Node 0: the end of the active one, if it is still this, for all.
   void Conclude(const std::string& id, const absl::Status& status,
                 uint64_t size_bytes = 0);
@@ -285,6 +300,7 @@ class JobSnapshots {
   std::unique_ptr<ShardWriter> writer_;
   std::deque<v1::SnapshotFrame> outcomes_;  // node 0: of the last ones
   absl::Time last_due_;
+  bool has_claimed_ = false;  // node 0: the directory
   base::TimerId repeat_ = 0;
   SnapshotStatus status_;
   bool is_stopped_ = false;

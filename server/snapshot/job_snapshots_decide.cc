@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/base/failpoint.h"
 #include "server/snapshot/files/catalog.h"
+#include "server/snapshot/files/life.h"
 #include "server/snapshot/job_snapshots.h"
 #include "server/snapshot/snapshot_outcome.h"
 
@@ -44,17 +45,41 @@ void JobSnapshots::StartNext() {
     active_ = std::move(active);
     return Conclude(wish.id, refusal);
   }
-  // What an earlier writer left goes first: it may be what fills the disk.
-  if (!wish.is_replica) {
-    io_.Run(
-        [files = parts_.files, job = parts_.job.job, id = wish.id] {
-          RemoveTemporary(*files, job, id).IgnoreError();  // tried again later
-        },
-        [this] { RunIdle(); });
-  }
+  if (!wish.is_replica) Claim(active);
   Arm(std::move(active));
   for (int n = 1; n < num_nodes(); ++n) SendOrder(NodeRank(n));
   OnArmed(parts_.node);
+}
+
+// Before anything is written. What an earlier writer left goes first: it may be
+// what fills the disk.
+void JobSnapshots::Claim(const Active& active) {
+  auto status = std::make_shared<absl::Status>();  // two threads, in turn
+  io_.Run(
+      [files = parts_.files, job = parts_.job.job, life = parts_.life,
+       since = active.version.value(), has_claimed = has_claimed_,
+       id = active.id, status] {
+        *status = ClaimLife(*files, job, life, since, has_claimed);
+        if (!status->ok()) return;
+        RemoveTemporary(*files, job, id).IgnoreError();  // tried again later
+      },
+      [this, status, id = active.id] {
+        has_claimed_ = has_claimed_ || status->ok();
+        if (!status->ok()) Conclude(id, *status);
+        RunIdle();
+      });
+}
+
+// Whether that is over: an operator has said so.
+void JobSnapshots::LookForOtherLife() {
+  if (!io_.is_idle()) return;
+  auto status = std::make_shared<absl::Status>();
+  io_.Run([files = parts_.files, job = parts_.job.job, life = parts_.life,
+           status] { *status = CheckLife(*files, job, life); },
+          [this, status] {
+            if (status->ok()) status_.other_life.clear();
+            RunIdle();
+          });
 }
 
 void JobSnapshots::SendOrder(NodeRank to) {
@@ -123,9 +148,9 @@ void JobSnapshots::OnNodeFailed(NodeRank from,
                                 const v1::SnapshotOutcome& outcome) {
   const absl::Status why = ToStatus(outcome);
   if (why.ok() || (active_->is_publishing && !active_->is_replica)) return;
-  Conclude(active_->id,
-           absl::Status(why.code(), absl::StrCat("node ", from.value(), ": ",
-                                                 std::string(why.message()))));
+  ConcludeFailed(absl::Status(
+      why.code(),
+      absl::StrCat("node ", from.value(), ": ", std::string(why.message()))));
 }
 
 void JobSnapshots::Publish() {
@@ -141,13 +166,15 @@ void JobSnapshots::Publish() {
   auto status = std::make_shared<absl::Status>();  // two threads, in turn
   io_.Run(
       [files = parts_.files, manifest = std::move(manifest),
-       name = active_->name, keep = parts_.schedule.keep, status] {
+       name = active_->name, keep = parts_.schedule.keep, life = parts_.life,
+       status] {
         BALLAST_FAILPOINT("snapshot.shards_written");
-        *status = PublishSnapshot(*files, manifest, name);
+        *status = PublishSnapshot(*files, manifest, name, life);
         BALLAST_FAILPOINT("snapshot.published");
         if (!status->ok()) return;
         // The snapshot is whole; what cannot be removed now is tried again.
-        PruneSnapshots(*files, manifest.job, keep).IgnoreError();
+        PruneSnapshots(*files, manifest.job, keep, manifest.step, life)
+            .IgnoreError();
       },
       [this, status, size_bytes, id = active_->id] {
         Conclude(id, *status, size_bytes);
@@ -156,15 +183,30 @@ void JobSnapshots::Publish() {
 }
 
 void JobSnapshots::ConcludeLater(const absl::Status& why) {
-  parts_.executor->Post([this, why, id = active_->id,
-                         alive = std::weak_ptr<int>(alive_)] {
-    if (alive.expired()) return;
-    Conclude(id, num_nodes() == 1
-                     ? why
-                     : absl::Status(why.code(),
-                                    absl::StrCat("node 0: ",
-                                                 std::string(why.message()))));
-  });
+  parts_.executor->Post(
+      [this, why, id = active_->id, alive = std::weak_ptr<int>(alive_)] {
+        if (alive.expired() || !active_.has_value() || active_->id != id)
+          return;
+        ConcludeFailed(
+            num_nodes() == 1
+                ? why
+                : absl::Status(
+                      why.code(),
+                      absl::StrCat("node 0: ", std::string(why.message()))));
+      });
+}
+
+// A life that has claimed the directory removes what this one is writing: that
+// its files are gone is not the reason to tell.
+void JobSnapshots::ConcludeFailed(const absl::Status& why) {
+  if (active_->is_replica || !has_claimed_) return Conclude(active_->id, why);
+  auto status = std::make_shared<absl::Status>();
+  io_.Run([files = parts_.files, job = parts_.job.job, life = parts_.life,
+           status] { *status = CheckLife(*files, job, life); },
+          [this, why, status, id = active_->id] {
+            Conclude(id, IsOtherLife(*status) ? *status : why);
+            RunIdle();
+          });
 }
 
 void JobSnapshots::Conclude(const std::string& id, const absl::Status& status,
@@ -175,6 +217,7 @@ void JobSnapshots::Conclude(const std::string& id, const absl::Status& status,
   frame.set_id(active_->id);
   v1::SnapshotOutcome& outcome = *frame.mutable_outcome();
   FillOutcome(status, &outcome);
+  outcome.set_superseded(IsOtherLife(status));
   outcome.set_path(absl::StrCat(parts_.job.job, "/", active_->name));
   outcome.set_version(active_->version.value());
   outcome.set_size_bytes(size_bytes);

@@ -11,6 +11,7 @@
 #include "server/base/sim_executor.h"
 #include "server/base/status_matchers.h"
 #include "server/snapshot/files/catalog.h"
+#include "server/snapshot/files/life.h"
 #include "server/snapshot/files/memory_file_system.h"
 #include "server/snapshot/files/snapshot_reader.h"
 #include "server/snapshot/snapshot_rig.h"
@@ -25,11 +26,11 @@ using testing::ElementsAre;
 class Cluster {
  public:
   struct Node : SnapshotPort {
-    Node(Cluster* cluster, int num_nodes, int rank)
+    Node(Cluster* cluster, int num_nodes, int rank, LifeId life)
         : cluster(cluster),
           rank(rank),
           pool(&cluster->world, rank + 7, 1),
-          random(rank + 11),
+          random(static_cast<uint64_t>(life) * 1000 + rank),
           rig(num_nodes, 1, rank, &cluster->world) {}
 
     void SendSnapshot(NodeRank to, const v1::SnapshotFrame& frame) override {
@@ -60,10 +61,14 @@ class Cluster {
     int64_t version = 0;
   };
 
-  Cluster(uint64_t seed, int num_nodes, double loss, const Schedule& schedule)
-      : world(seed), loss_(loss) {
+  // `shared`: the directory of another life too; null: its own.
+  Cluster(uint64_t seed, int num_nodes, double loss, const Schedule& schedule,
+          LifeId life = LifeId{1}, MemoryFileSystem* shared = nullptr)
+      : world(seed),
+        files(shared != nullptr ? *shared : own_files),
+        loss_(loss) {
     for (int n = 0; n < num_nodes; ++n) {
-      auto node = std::make_unique<Node>(this, num_nodes, n);
+      auto node = std::make_unique<Node>(this, num_nodes, n, life);
       node->rig.Fill(0);
       JobSnapshots::Parts parts;
       parts.job = node->rig.MakeManifest();
@@ -73,6 +78,7 @@ class Cluster {
       parts.weights = node->rig.weights();
       parts.device = node->rig.device();
       parts.files = &files;
+      parts.life = life;
       parts.io = &node->pool;
       parts.clock = &world;
       parts.executor = &world;
@@ -159,7 +165,8 @@ class Cluster {
   }
 
   base::SimExecutor world;
-  MemoryFileSystem files;
+  MemoryFileSystem own_files;
+  MemoryFileSystem& files;
   int64_t open_step = 1;
   bool is_held = false;
   bool is_cut = false;
@@ -173,7 +180,9 @@ std::vector<std::string> Names(FileSystem& files) {
   std::vector<std::string> names;
   const auto entries = files.List("job");
   if (!entries.ok()) return names;
-  for (const DirectoryEntry& entry : *entries) names.push_back(entry.name);
+  for (const DirectoryEntry& entry : *entries) {
+    if (entry.name != kLifeName) names.push_back(entry.name);
+  }
   return names;
 }
 
@@ -285,6 +294,140 @@ TEST(JobSnapshotsTest, LetsStepsGoOnIfANodeDoesNotAnswer) {
   cluster.RunFor(absl::Seconds(5));
   EXPECT_THAT(*saved, IsOk());
   cluster.Check("job/later", 4);
+}
+
+// Two lives that know nothing of each other, in one directory.
+struct Lives {
+  explicit Lives(int nodes)
+      : first(21, nodes, 0, {.every_steps = 2, .keep = 2}, LifeId{1}, &files),
+        second(22, nodes, 0, {.every_steps = 2, .keep = 2}, LifeId{2}, &files) {
+  }
+
+  static void Step(Cluster& life, int steps) {
+    for (int s = 0; s < steps; ++s) {
+      life.StepAll();
+      life.RunFor(absl::Seconds(3));
+    }
+  }
+  static SnapshotStatus Status(Cluster& life) {
+    return life.nodes.back()->snapshots->status();
+  }
+
+  MemoryFileSystem files;
+  Cluster first;
+  Cluster second;
+};
+
+TEST(JobSnapshotsTest, TheEarlierOfTwoLivesSavesNoMore) {
+  for (const int nodes : {1, 3}) {
+    Lives lives(nodes);
+    Lives::Step(lives.first, 6);
+    lives.first.Check("job/step-00000006", 6);
+    Lives::Step(lives.second, 4);  // claims it with its step 2
+    // Of the first one, which was the newest then.
+    EXPECT_THAT(Names(lives.files),
+                ElementsAre("step-00000002", "step-00000004", "step-00000006"));
+    Lives::Step(lives.first, 6);  // unharmed
+    EXPECT_EQ(lives.first.nodes[0]->version, 12);
+    EXPECT_THAT(Names(lives.files),
+                ElementsAre("step-00000002", "step-00000004", "step-00000006"));
+    const SnapshotStatus status = Lives::Status(lives.first);
+    EXPECT_EQ(status.saved, 3);
+    EXPECT_EQ(status.failed, 0);
+    // Node 0 counts those that it does not even begin.
+    EXPECT_EQ(lives.first.nodes[0]->snapshots->status().superseded, 3);
+    EXPECT_EQ(status.superseded, nodes == 1 ? 3 : 1);
+    EXPECT_THAT(status.other_life,
+                testing::HasSubstr("another life of the job writes here (since "
+                                   "step 2)"));
+    // Not one line for each step.
+    ASSERT_EQ(lives.first.nodes.back()->ended.size(), 4u);
+    EXPECT_THAT(lives.first.nodes.back()->ended.back(),
+                StatusIs(absl::StatusCode::kFailedPrecondition,
+                         "or start one of them with another "
+                         "snapshots.directory"));
+    // Whoever asks is told why, on any node.
+    std::optional<absl::StatusOr<Saved>> saved;
+    lives.first.nodes.back()->snapshots->Save(
+        "best", [&](absl::StatusOr<Saved> result) { saved = result; });
+    lives.first.RunFor(absl::Seconds(10));
+    ASSERT_TRUE(saved.has_value());
+    EXPECT_THAT(*saved, StatusIs(absl::StatusCode::kFailedPrecondition,
+                                 "another life of the job"));
+    Lives::Step(lives.second, 4);
+    EXPECT_EQ(Lives::Status(lives.second).saved, 4);
+    EXPECT_EQ(Lives::Status(lives.second).superseded, 0);
+    lives.second.Check("job/step-00000008", 8);
+    EXPECT_THAT(Names(lives.files),
+                ElementsAre("step-00000006", "step-00000008"));
+  }
+}
+
+// The operator has ended the later one.
+TEST(JobSnapshotsTest, GoesOnWhereTheOtherLifeIsOver) {
+  Lives lives(2);
+  Lives::Step(lives.first, 2);
+  Lives::Step(lives.second, 2);
+  Lives::Step(lives.first, 4);
+  EXPECT_EQ(Lives::Status(lives.first).saved, 1);
+  ASSERT_THAT(lives.files.RemoveAll("job/.life"), IsOk());
+  Lives::Step(lives.first, 4);  // looks at the first, saves the second
+  EXPECT_EQ(Lives::Status(lives.first).saved, 2);
+  EXPECT_EQ(Lives::Status(lives.first).other_life, "");
+  lives.first.Check("job/step-00000010", 10);
+  Lives::Step(lives.second, 4);
+  EXPECT_EQ(Lives::Status(lives.second).saved, 1);
+  EXPECT_NE(Lives::Status(lives.second).other_life, "");
+}
+
+// The claim comes at any moment of the other one's save, which loses its files.
+TEST(JobSnapshotsTest, AClaimInTheMiddleOfASaveIsTheReason) {
+  int refused = 0;
+  for (const int nodes : {1, 2}) {
+    for (int events = 0; events < 60; ++events) {
+      Lives lives(nodes);
+      Lives::Step(lives.first, 1);
+      std::optional<absl::StatusOr<Saved>> saved;
+      lives.first.nodes[0]->snapshots->Save(
+          "best", [&](absl::StatusOr<Saved> result) { saved = result; });
+      for (int i = 0; i < events && lives.first.world.Step(); ++i) {
+      }
+      Lives::Step(lives.second, 2);
+      lives.first.RunFor(absl::Seconds(60));
+      ASSERT_TRUE(saved.has_value()) << events;
+      if (saved->ok()) {
+        lives.first.Check("job/best", 1);
+      } else {
+        ++refused;
+        EXPECT_THAT(*saved, StatusIs(absl::StatusCode::kFailedPrecondition,
+                                     "another life of the job writes here"))
+            << events;
+      }
+      lives.second.Check("job/step-00000002", 2);
+      for (const std::string& name : Names(lives.files)) {
+        EXPECT_NE(name[0], '.') << name << " " << events;  // I28
+      }
+    }
+  }
+  EXPECT_GT(refused, 20);
+}
+
+TEST(JobSnapshotsTest, WritesNothingWhereTheRecordIsDamaged) {  // I27
+  Cluster cluster(23, 2, 0, {.every_steps = 1});
+  cluster.StepAll();
+  cluster.RunFor(absl::Seconds(3));
+  *cluster.files.Contents("job/.life") = "x";
+  for (int s = 0; s < 3; ++s) {
+    cluster.StepAll();
+    cluster.RunFor(absl::Seconds(3));
+  }
+  const SnapshotStatus status = cluster.nodes[1]->snapshots->status();
+  EXPECT_EQ(status.saved, 1);
+  EXPECT_EQ(status.failed, 3);
+  EXPECT_EQ(status.superseded, 0);
+  EXPECT_THAT(status.last_error,
+              StatusIs(absl::StatusCode::kDataLoss, "job/.life is damaged"));
+  EXPECT_THAT(Names(cluster.files), ElementsAre("step-00000001"));
 }
 
 TEST(JobSnapshotsTest, EndsAtAnyTime) {  // I28

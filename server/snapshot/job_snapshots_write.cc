@@ -182,15 +182,22 @@ void JobSnapshots::EndActive(const absl::StatusOr<Saved>& saved) {
     ++status_.saved;
     status_.last = *saved;
     status_.last_error = absl::OkStatus();
+    status_.other_life.clear();
   } else {
-    ++status_.failed;
+    ++(active_->is_superseded ? status_.superseded : status_.failed);
     status_.last_error = saved.status();
+    if (active_->is_superseded) {
+      status_.other_life = std::string(saved.status().message());
+    }
   }
   const std::string id = active_->id;
+  // Node 0 may have removed them before this node wrote its own; where only the
+  // links are gone, it may be publishing them.
+  const bool removes = is_coordinator() || active_->is_concluded;
   ReleaseSteps();
   active_.reset();
   if (writer_ != nullptr) writer_->Cancel();
-  if (!saved.ok() && is_coordinator() && parts_.files != nullptr) {
+  if (!saved.ok() && removes && parts_.files != nullptr) {
     io_.Run(
         [files = parts_.files, path = TemporaryPath(parts_.job.job, id)] {
           files->RemoveAll(path).IgnoreError();  // tried again with the next

@@ -43,7 +43,8 @@ void SaveOn(int nodes, int workers, uint64_t bucket_bytes, bool has_published,
     SaveShard(rig, rig.content(), nullptr, std::move(cursors), files,
               &manifest);
   }
-  ASSERT_THAT(PublishSnapshot(files, manifest, "step-00000005"), IsOk());
+  ASSERT_THAT(PublishSnapshot(files, manifest, "step-00000005", LifeId{1}),
+              IsOk());
 }
 
 uint64_t ChecksumOf(FileSystem& files) {

@@ -98,7 +98,7 @@ void Save(std::vector<std::unique_ptr<Node>>& nodes, FileSystem& files) {
     SaveShard(node->rig, node->content(), node->residuals.get(),
               {{node->rig.node().value(), ""}}, files, &manifest);
   }
-  ASSERT_THAT(PublishSnapshot(files, manifest, "s"), IsOk());
+  ASSERT_THAT(PublishSnapshot(files, manifest, "s", LifeId{1}), IsOk());
 }
 
 void Load(FileSystem& files, Node* node) {

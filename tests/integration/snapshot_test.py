@@ -67,7 +67,9 @@ class SnapshotTest(nodes.NodesCase):
                                 *overrides)
 
     def names(self):
-        return sorted(os.listdir(os.path.join(self.root, "job")))
+        return sorted(name for name in
+                      os.listdir(os.path.join(self.root, "job"))
+                      if name != ".life")
 
     def shapes_only(self):
         return {name: (shape, dtype)
@@ -333,6 +335,67 @@ class SnapshotTest(nodes.NodesCase):
         results = self.run_job(1, 2, 4, stored=True, save="after")
         self.assertEqual(results[0][0][0], 3)
         self.assertEqual(self.names(), ["after", "before"])
+
+    def test_a_second_life_beside_one_that_still_runs(self):
+        settings = ("snapshots.every_steps=1", "snapshots.keep=3")
+
+        def train(session, last, scale):
+            for step in session.steps(last):
+                for name in session.grads:
+                    session.grads[name][...] = scale * job.gradient(
+                        name, step, session.rank, _SHAPES)
+                session.step()
+
+        def train_and_save(session, last, scale):
+            for step in range(session.open_step, last + 1):
+                train(session, step, scale)
+                # One that is due meanwhile would be left out.
+                lab.poll(lambda: session.stats()["snapshots"]["last_step"]
+                         == step, "the snapshot of step %d" % step)
+
+        first = self.start(1, *settings)
+        with self.open(first, 0, 1, False) as old:
+            train_and_save(old, 2, 1)
+            second = self.start(1, *settings)
+            with self.open(second, 0, 1, True, resume="must") as new:
+                self.assertEqual(new.open_step, 3)
+                train_and_save(new, 3, -1)
+                train(old, 6, 1)  # unharmed
+                self.assertEqual(old.weight_version, 6)
+                lab.poll(lambda: old.stats()["snapshots"]["other_life"],
+                         "the first life is told")
+                self.assertRaisesWith(
+                    ballast.FailedPrecondition,
+                    ["another life of the job writes here (since step 3)",
+                     "remove job/.life"], old.save)
+                train(old, 8, 1)
+                status = old.stats()["snapshots"]
+                # Its own request, the first that was due, those after it.
+                self.assertGreaterEqual(status["superseded"], 3)
+                self.assertEqual(status["failed"], 0)
+                self.assertIn("since step 3", status["other_life"])
+                self.assertIn("since step 3", status["last_error"])
+                self.assertRegex(first[0].metrics(),
+                                 r'outcome="superseded"\} [1-9]')
+                told, = first[0].control("status")["jobs"]
+                self.assertIn("no snapshots are saved: another life",
+                              told["notice"])
+                self.assertEqual(self.names(), ["step-0000000%d" % step
+                                                for step in (1, 2, 3)])
+                train_and_save(new, 5, -1)
+                self.assertEqual(new.stats()["snapshots"]["superseded"], 0)
+                weights = job.weights(new)
+            names = self.names()
+            self.assertEqual(names[-1], "step-00000005")
+            self.assertEqual(len(names), 3)
+            # The other one has ended: an operator gives the directory back.
+            os.remove(os.path.join(self.root, "job", ".life"))
+            self.assertEqual(old.save("old"), "job/old")
+        for daemon in first + second:
+            daemon.stop()
+        results = self.run_job(1, 1, 5, stored=True, load="step-00000005")
+        for name, array in weights.items():
+            self.assertBitsEqual(results[0][0][3][name], array, name)
 
     def mount(self, options):
         done = subprocess.run(

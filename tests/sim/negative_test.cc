@@ -13,11 +13,14 @@
 #include "gtest/gtest.h"
 #include "kernels/reference/reference.h"
 #include "server/base/failpoint.h"
+#include "server/base/random.h"
 #include "server/base/status_matchers.h"
 #include "server/snapshot/files/catalog.h"
+#include "server/snapshot/files/export.h"
 #include "server/snapshot/files/held_files.h"
 #include "server/snapshot/files/manifest.h"
 #include "server/snapshot/files/memory_file_system.h"
+#include "server/snapshot/files/snapshot_reader.h"
 #include "tests/sim/cluster.h"
 #include "tests/sim/random_schedule.h"
 #include "tests/sim/runner.h"
@@ -207,6 +210,110 @@ TEST(NegativeTest, AReplicaThatIsUsedUnverifiedIsFound) {
   std::cout << "snapshot.unverified: " << said.substr(0, said.find('\n'))
             << "\n";
   EXPECT_TRUE(absl::StrContains(said, "I25")) << said;
+}
+
+// Two sets of daemons that know nothing of each other, and one directory. The
+// second goes on from the first's snapshot while that one still trains, from
+// then on with other values; what it saves is compared with what it saves
+// where it is alone. What is wrong, in words.
+std::string TwoLives(bool is_broken, int nodes, uint64_t seed) {
+  auto scenario = ParseScenario("lives", absl::StrCat("nodes ", nodes, R"(
+tensor wte float32 3x5001
+tensor head bfloat16 9001
+optimizer adamw lr 0.01
+steps 8
+)"));
+  EXPECT_TRUE(scenario.ok()) << scenario.status();
+  scenario->snapshot_every = 2;
+  const auto newest = [](snapshot::MemoryFileSystem& files) {
+    const auto entry = snapshot::FindNewest(files, kJobName);
+    EXPECT_TRUE(entry.ok()) << entry.status();
+    return entry.ok() && entry->has_value() ? (*entry)->step : int64_t{0};
+  };
+  const auto state = [](snapshot::MemoryFileSystem& files, int64_t step) {
+    auto reader = snapshot::SnapshotReader::Open(
+        files, absl::StrCat(kJobName, "/", snapshot::StepName(step)));
+    snapshot::MemoryFileSystem out;
+    if (!reader.ok() ||
+        !snapshot::ExportSnapshot(**reader, snapshot::ExportContent::kState,
+                                  out, "state")
+             .ok()) {
+      return absl::StrCat("none of step ", step);
+    }
+    return *out.Contents("state");
+  };
+  snapshot::MemoryFileSystem alone;
+  EXPECT_EQ(
+      absl::StrJoin(Cluster(*scenario, 1, kernels::Reference(), nullptr, &alone)
+                        .Run()
+                        .violations,
+                    "\n"),
+      "");
+  if (is_broken) {
+    EXPECT_THAT(base::ConfigureFailpoints("snapshot.life_unchecked=break", 1),
+                IsOk());
+  }
+  snapshot::MemoryFileSystem files;
+  Scenario other = *scenario;
+  other.steps = 12;
+  Fault& fault = other.faults.emplace_back();  // lineages that can be told
+  fault.kind = Fault::Kind::kNan;
+  fault.step = 3;
+  fault.where = 0;
+  Cluster first(other, seed, kernels::Reference(), nullptr, &files);
+  first.Start();
+  while (newest(files) < 2 && first.clock().Step()) {
+  }
+  scenario->first_version = 2;
+  Cluster second(*scenario, seed + 1, kernels::Reference(), nullptr, &files);
+  second.Start();
+  // Its first snapshot claims the directory.
+  while (newest(files) < 4 && second.clock().Step()) {
+  }
+  base::SeededRandom random(seed);
+  std::string notice;
+  const auto look = [&] {
+    for (const v1::JobSummary& job : first.node(nodes - 1).Jobs()) {
+      if (!job.notice().empty()) notice = job.notice();
+    }
+  };
+  for (int turn = 0; turn < 300; ++turn) {
+    Cluster& life = random.Below(2) == 0 ? first : second;
+    life.clock().RunFor(absl::Microseconds(random.Below(1000)));
+    look();
+  }
+  std::string wrong = absl::StrJoin(first.Finish().violations, "\n");
+  absl::StrAppend(&wrong, absl::StrJoin(second.Finish().violations, "\n"));
+  EXPECT_THAT(base::ConfigureFailpoints("", 0), IsOk());
+  if (!absl::StrContains(notice, "another life of the job writes here")) {
+    absl::StrAppend(&wrong, "the earlier life was told nothing\n");
+  }
+  if (newest(files) != 8) absl::StrAppend(&wrong, "the newest is not its\n");
+  for (const int64_t step : {4, 6, 8}) {
+    const std::string there = state(files, step);
+    const std::string mine = state(alone, step);
+    const bool are_kept =
+        !there.starts_with("none") && !mine.starts_with("none");
+    if (are_kept && there != mine) {
+      absl::StrAppend(&wrong, "step ", step, " is the other lineage's\n");
+    }
+  }
+  return wrong;
+}
+
+TEST(NegativeTest, TwoLivesInOneDirectoryAreFound) {
+  int found = 0;
+  std::string said;
+  for (uint64_t seed = 1; seed <= 10; ++seed) {
+    const int nodes = seed % 2 == 0 ? 1 : 3;
+    EXPECT_EQ(TwoLives(/*is_broken=*/false, nodes, seed), "") << seed;
+    const std::string wrong = TwoLives(/*is_broken=*/true, nodes, seed);
+    found += absl::StrContains(wrong, "the newest is not its");
+    if (said.empty()) said = wrong.substr(0, wrong.find('\n'));
+  }
+  std::cout << "snapshot.life_unchecked: found in " << found
+            << " of 10 lives: " << said << "\n";
+  EXPECT_EQ(found, 10) << said;
 }
 
 // Lives that were not made for it find it too.

@@ -14,6 +14,7 @@
 #include "server/optimizer/residuals.h"
 #include "server/snapshot/files/catalog.h"
 #include "server/snapshot/files/export.h"
+#include "server/snapshot/files/life.h"
 #include "server/snapshot/files/memory_file_system.h"
 #include "server/snapshot/files/snapshot_reader.h"
 #include "tests/sim/cluster.h"
@@ -68,7 +69,9 @@ int CountTemporary(MemoryFileSystem& files) {
   const auto entries = files.List(kJobName);
   int count = 0;
   if (!entries.ok()) return count;
-  for (const auto& entry : *entries) count += entry.name[0] == '.';
+  for (const auto& entry : *entries) {
+    count += entry.name[0] == '.' && entry.name != snapshot::kLifeName;
+  }
   return count;
 }
 

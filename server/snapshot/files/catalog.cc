@@ -242,14 +242,17 @@ absl::Status RemoveTemporary(FileSystem& files, std::string_view job,
 }
 
 absl::Status PublishSnapshot(FileSystem& files, const Manifest& manifest,
-                             std::string_view name) {
+                             std::string_view name, LifeId life) {
   RETURN_IF_ERROR(CheckSnapshotName(name));
+  // First: another life has removed the files.
+  RETURN_IF_ERROR(CheckLife(files, manifest.job, life));
   const std::string directory = TemporaryPath(manifest.job, manifest.id);
   RETURN_IF_ERROR(CheckFiles(files, directory, manifest));
   RETURN_IF_ERROR(WriteManifest(files, directory, manifest));
   BALLAST_FAILPOINT("snapshot.before_rename");
   const std::string path = absl::StrCat(manifest.job, "/", std::string(name));
   const std::string aside = ReplacedPath(manifest.job, name);
+  RETURN_IF_ERROR(CheckLife(files, manifest.job, life));
   absl::Status renamed = files.Rename(directory, path);
   if (absl::IsAlreadyExists(renamed)) {
     // Of an earlier one; its place is taken, so it is of no more use.
@@ -270,14 +273,16 @@ absl::Status PublishSnapshot(FileSystem& files, const Manifest& manifest,
   return files.RemoveAll(aside);
 }
 
-absl::Status PruneSnapshots(FileSystem& files, std::string_view job, int keep) {
+absl::Status PruneSnapshots(FileSystem& files, std::string_view job, int keep,
+                            int64_t newest, LifeId life) {
   if (keep == 0) return absl::OkStatus();
   ASSIGN_OR_RETURN(std::vector<CatalogEntry> entries,
                    ListSnapshots(files, job));
-  std::erase_if(entries, [](const CatalogEntry& entry) {
-    return !IsStepName(entry.name) || !entry.status.ok();
+  std::erase_if(entries, [newest](const CatalogEntry& entry) {
+    return !IsStepName(entry.name) || !entry.status.ok() || entry.step > newest;
   });
   for (size_t i = 0; i + keep < entries.size(); ++i) {
+    RETURN_IF_ERROR(CheckLife(files, job, life));
     // What is half removed must not look like a snapshot.
     const std::string gone =
         TemporaryPath(job, absl::StrCat("gone-", entries[i].name));

@@ -18,6 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/snapshot/files/file_system.h"
+#include "server/snapshot/files/life.h"
 #include "server/snapshot/files/manifest.h"
 
 namespace ballast::snapshot {
@@ -63,16 +64,21 @@ absl::Status RestoreReplaced(FileSystem& files, std::string_view job);
 
 std::string TemporaryPath(std::string_view job, std::string_view id);
 // Whatever an interrupted writer left, but that of `id`; after RestoreReplaced.
+// Only of a life that has claimed the directory (life.h): what another one is
+// writing goes too.
 absl::Status RemoveTemporary(FileSystem& files, std::string_view job,
                              std::string_view id);
 // The files of the manifest lie in TemporaryPath, durable: makes the snapshot
 // JOB/name of them. Another one of this name is replaced. DataLoss if a file
 // is not there with its size (the directory is not shared by all nodes).
+// IsOtherLife: `life` has the directory no more; looked at directly before.
 absl::Status PublishSnapshot(FileSystem& files, const Manifest& manifest,
-                             std::string_view name);
-// Removes all but the `keep` newest that are named by their step; others were
-// asked for by name and stay. 0: keeps all.
-absl::Status PruneSnapshots(FileSystem& files, std::string_view job, int keep);
+                             std::string_view name, LifeId life);
+// Of those that are named by their step, up to `newest`, removes all but the
+// `keep` newest; others were asked for by name and stay, and later ones are of
+// a life that `life` did not go on from. 0: keeps all. IsOtherLife.
+absl::Status PruneSnapshots(FileSystem& files, std::string_view job, int keep,
+                            int64_t newest, LifeId life);
 
 }  // namespace ballast::snapshot
 

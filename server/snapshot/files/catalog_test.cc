@@ -19,9 +19,9 @@ void WriteStep(FileSystem& files, int64_t step, const std::string& name = "") {
   manifest.step = manifest.optimizer_step = step;
   manifest.id = absl::StrCat("id-", step);
   WriteShards(files, &manifest);
-  ASSERT_THAT(
-      PublishSnapshot(files, manifest, name.empty() ? StepName(step) : name),
-      IsOk());
+  ASSERT_THAT(PublishSnapshot(files, manifest,
+                              name.empty() ? StepName(step) : name, kTestLife),
+              IsOk());
 }
 
 std::vector<std::string> Names(FileSystem& files) {
@@ -86,7 +86,7 @@ TEST(CatalogTest, ACrashWhileOneIsReplacedLosesNone) {  // I2
     manifest.id = "id-2";
     WriteShards(files, &manifest);
     const int64_t before = files.changes();
-    ASSERT_THAT(PublishSnapshot(files, manifest, "last"), IsOk());
+    ASSERT_THAT(PublishSnapshot(files, manifest, "last", kTestLife), IsOk());
     changes = files.changes() - before;
   }
   int aside = 0;
@@ -99,7 +99,8 @@ TEST(CatalogTest, ACrashWhileOneIsReplacedLosesNone) {  // I2
       manifest.id = "id-2";
       WriteShards(files, &manifest);
       files.FailAfter(at);
-      const bool is_published = PublishSnapshot(files, manifest, "last").ok();
+      const bool is_published =
+          PublishSnapshot(files, manifest, "last", kTestLife).ok();
       base::SeededRandom random(seed);
       if (seed % 2 == 0) {
         files.Crash(&random);
@@ -135,7 +136,7 @@ TEST(CatalogTest, NeedsAllFilesBeforeTheManifest) {
                                            "/", ShardName(1, 2))),
               IsOk());
   EXPECT_THAT(
-      PublishSnapshot(files, manifest, "best"),
+      PublishSnapshot(files, manifest, "best", kTestLife),
       StatusIs(absl::StatusCode::kDataLoss, "that all nodes of a job share"));
 }
 
@@ -143,9 +144,9 @@ TEST(CatalogTest, PrunesTheOldestOfThoseNamedByStep) {
   MemoryFileSystem files;
   for (const int64_t step : {1, 2, 3, 4}) WriteStep(files, step);
   WriteStep(files, 1, "first");
-  ASSERT_THAT(PruneSnapshots(files, "job", 0), IsOk());
+  ASSERT_THAT(PruneSnapshots(files, "job", 0, 4, kTestLife), IsOk());
   EXPECT_EQ(Names(files).size(), 5u);
-  ASSERT_THAT(PruneSnapshots(files, "job", 2), IsOk());
+  ASSERT_THAT(PruneSnapshots(files, "job", 2, 4, kTestLife), IsOk());
   EXPECT_THAT(Names(files),
               ElementsAre("first", "step-00000003", "step-00000004"));
 }
@@ -161,6 +162,88 @@ TEST(CatalogTest, RemovesWhatWasLeft) {
   EXPECT_THAT(Names(files), ElementsAre(".tmp-2", "step-00000001"));
 }
 
+// Who goes back to an earlier step writes beside what was later then: it keeps
+// what it has just written, and leaves what it did not write.
+TEST(CatalogTest, PrunesNothingLaterThanTheNewestOfThisLife) {
+  MemoryFileSystem files;
+  for (const int64_t step : {2, 4, 6, 8}) WriteStep(files, step);
+  WriteStep(files, 5);
+  ASSERT_THAT(PruneSnapshots(files, "job", 2, 5, kTestLife), IsOk());
+  EXPECT_THAT(Names(files), ElementsAre("step-00000004", "step-00000005",
+                                        "step-00000006", "step-00000008"));
+}
+
+constexpr LifeId kOther{2};
+
+TEST(CatalogTest, ALifeThatHasTheDirectoryNoMoreChangesNothingThere) {
+  MemoryFileSystem files;
+  ASSERT_THAT(ClaimLife(files, "job", kTestLife, 1, false), IsOk());
+  for (const int64_t step : {1, 2, 3}) WriteStep(files, step);
+  Manifest manifest = SmallManifest(2, 1);
+  manifest.step = manifest.optimizer_step = 3;
+  WriteShards(files, &manifest);
+  ASSERT_THAT(ClaimLife(files, "job", kOther, 2, false), IsOk());
+  const int64_t changes = files.changes();
+  for (const char* const name : {"step-00000003", "step-00000004", "best"}) {
+    const absl::Status status =
+        PublishSnapshot(files, manifest, name, kTestLife);
+    EXPECT_TRUE(IsOtherLife(status)) << status;
+  }
+  const absl::Status pruned = PruneSnapshots(files, "job", 1, 3, kTestLife);
+  EXPECT_TRUE(IsOtherLife(pruned)) << pruned;
+  EXPECT_EQ(files.changes(), changes);
+  // That its files are gone is not what it is told.
+  ASSERT_THAT(RemoveTemporary(files, "job", ""), IsOk());
+  EXPECT_TRUE(IsOtherLife(
+      PublishSnapshot(files, manifest, "step-00000003", kTestLife)));
+  EXPECT_THAT(Names(files), ElementsAre(".life", "step-00000001",
+                                        "step-00000002", "step-00000003"));
+}
+
+// The claim comes while the manifest is being written, at any change of it.
+TEST(CatalogTest, AClaimWhileItPublishesComesInTime) {
+  class Claiming final : public FileSystem {
+   public:
+    explicit Claiming(MemoryFileSystem* files) : files_(files) {}
+    absl::Status MakeDirectories(std::string_view path) override {
+      return files_->MakeDirectories(path);
+    }
+    absl::StatusOr<std::unique_ptr<File>> Create(
+        std::string_view path) override {
+      return files_->Create(path);
+    }
+    absl::StatusOr<std::unique_ptr<File>> Open(std::string_view path) override {
+      return files_->Open(path);
+    }
+    absl::StatusOr<std::vector<DirectoryEntry>> List(
+        std::string_view path) override {
+      return files_->List(path);
+    }
+    absl::Status Rename(std::string_view from, std::string_view to) override {
+      return files_->Rename(from, to);
+    }
+    absl::Status RemoveAll(std::string_view path) override {
+      return files_->RemoveAll(path);
+    }
+    // The last thing before the rename.
+    absl::Status SyncDirectory(std::string_view path) override {
+      EXPECT_THAT(ClaimLife(*files_, "job", kOther, 2, false), IsOk());
+      return files_->SyncDirectory(path);
+    }
+
+   private:
+    MemoryFileSystem* const files_;
+  };
+  MemoryFileSystem files;
+  ASSERT_THAT(ClaimLife(files, "job", kTestLife, 1, false), IsOk());
+  Manifest manifest = SmallManifest(2, 1);
+  WriteShards(files, &manifest);
+  Claiming claiming(&files);
+  EXPECT_TRUE(IsOtherLife(
+      PublishSnapshot(claiming, manifest, "step-00000003", kTestLife)));
+  EXPECT_THAT(Names(files), ElementsAre(".life", ".tmp-0123456789abcdef"));
+}
+
 // Whatever the machine's last moment: what looks like a snapshot is one, and
 // the one before is there as long as the new one is not.
 TEST(CatalogTest, ACrashAnywhereLeavesWholeSnapshots) {  // I27
@@ -170,7 +253,7 @@ TEST(CatalogTest, ACrashAnywhereLeavesWholeSnapshots) {  // I27
     WriteStep(files, 1);
     const int64_t before = files.changes();
     WriteStep(files, 2);
-    ASSERT_THAT(PruneSnapshots(files, "job", 1), IsOk());
+    ASSERT_THAT(PruneSnapshots(files, "job", 1, 2, kTestLife), IsOk());
     changes = files.changes() - before;
   }
   int torn = 0;
@@ -195,8 +278,10 @@ TEST(CatalogTest, ACrashAnywhereLeavesWholeSnapshots) {  // I27
             {ShardName(n, 2), bytes.size(), header->checksum});
       }
       const bool is_published =
-          is_written && PublishSnapshot(files, manifest, StepName(2)).ok();
-      if (is_published) PruneSnapshots(files, "job", 1).IgnoreError();
+          is_written &&
+          PublishSnapshot(files, manifest, StepName(2), kTestLife).ok();
+      if (is_published)
+        PruneSnapshots(files, "job", 1, 2, kTestLife).IgnoreError();
       base::SeededRandom random(seed);
       files.Crash(&random);
       const auto newest = FindNewest(files, "job");

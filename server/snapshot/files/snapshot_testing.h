@@ -13,12 +13,15 @@
 #include "gtest/gtest.h"
 #include "server/snapshot/files/catalog.h"
 #include "server/snapshot/files/file_system.h"
+#include "server/snapshot/files/life.h"
 #include "server/snapshot/files/manifest.h"
 #include "server/snapshot/files/safetensors.h"
 #include "server/snapshot/files/section_name.h"
 #include "server/snapshot/files/snapshot_reader.h"
 
 namespace ballast::snapshot {
+
+inline constexpr LifeId kTestLife{0x1ea5e};
 
 inline float ValueAt(Kind kind, int tensor, int64_t element) {
   return static_cast<float>(static_cast<int>(kind) * 1000 + tensor * 100) +
@@ -169,7 +172,8 @@ inline Manifest WriteSmallSnapshot(FileSystem& files, int num_nodes,
                                    const std::string& name) {
   Manifest manifest = SmallManifest(num_nodes, local_world_size);
   WriteShards(files, &manifest);
-  const absl::Status published = PublishSnapshot(files, manifest, name);
+  const absl::Status published =
+      PublishSnapshot(files, manifest, name, kTestLife);
   EXPECT_TRUE(published.ok()) << published;
   return manifest;
 }
