@@ -121,6 +121,41 @@ steps 3
   return *parsed;
 }
 
+// The controls of what is lost: that there was an occasion for it, and that
+// loss is not what all frames suffer anyway.
+TEST(SimTest, ALossWithoutOccasionIsFound) {
+  const auto violations = [](const char* more) {
+    return absl::StrJoin(RunOnce(Small(more), kFirstSeed).violations, "\n");
+  };
+  EXPECT_EQ(violations("at step 2 lose_reply heal node 1\n"),
+            "there was no heal of node 1 to lose");
+  EXPECT_EQ(violations("at step 2 lose_request attach rank 3\n"),
+            "there was no attach of rank 3 to lose");
+  EXPECT_EQ(violations("at step 2 lose_reply heal node 1 maybe\n"), "");
+}
+
+TEST(SimTest, WhatIsLostIsSaidAgain) {
+  const auto time = [](const char* more) {
+    const Result result = RunOnce(Small(more), kFirstSeed);
+    EXPECT_TRUE(result.passed()) << more;
+    return result.virtual_time;
+  };
+  const absl::Duration peaceful = time("");
+  // Frames are repeated later than a step takes.
+  for (const char* lost : {"at step 2 lose_request vote node 1\n",
+                           "at step 2 lose_reply commit node 1\n"}) {
+    EXPECT_GT(time(lost), peaceful + absl::Milliseconds(40)) << lost;
+  }
+  // Calls are made again after a pause, too.
+  constexpr char kAlone[] = "nodes 1\n";
+  for (const char* lost : {"at step 0 lose_request begin rank 1\n",
+                           "at step 0 lose_reply attach rank 1\n"}) {
+    EXPECT_GT(time(absl::StrCat(kAlone, lost).c_str()),
+              time(kAlone) + absl::Milliseconds(20))
+        << lost;
+  }
+}
+
 std::string ViolationsWith(const kernels::Kernels& kernels,
                            const Scenario& scenario = Small()) {
   return absl::StrJoin(Cluster(scenario, 1, kernels).Run().violations, "\n");
