@@ -15,7 +15,7 @@ A row is a mean over K steps after one that is not counted:
                     those the daemon counted
   over payload      wire_to_payload: bytes of messages that the daemon counted,
                     headers and alignment included, per byte of the policy's
-                    formula, in percent above it
+                    formula, in percent above it; of all nodes and steps
   of TCP            link_efficiency: bytes per second of the raw stream
   against Gloo      ratio_to_peer: Gloo fp32's seconds divided by these
   processor         seconds of all processes divided by the cores: the floor
@@ -42,8 +42,9 @@ def add_ratios(rows: List[on_lab.Row], cores: int) -> None:
         row["processor_floor"] = row.pop("processor_seconds") / cores
         row["sent"] = row.get("tx_bytes") or row.get(
             "wire_bytes", row.get("bytes", 0))
-        if row.get("payload_bytes"):
-            row["wire_to_payload"] = row["wire_bytes"] / row["payload_bytes"]
+        if row.get("all_payload_bytes"):
+            row["wire_to_payload"] = (row["all_wire_bytes"] /
+                                      row["all_payload_bytes"])
             row["percent_over"] = 100 * (row["wire_to_payload"] - 1)
         if tcp and row["sent"]:
             rate = tcp["bytes"] / tcp["seconds"]

@@ -54,9 +54,10 @@ class RowsTest(unittest.TestCase):
                       step.remarks(self.rows(compute=1.5))[0])
 
     def test_an_exchange_tells_what_headers_cost(self):
-        rows = [row("exchange/exact", 2.0, wire_bytes=1004,
-                    payload_bytes=1000),
-                row("exchange/delta2", 2.0, wire_bytes=507, payload_bytes=500),
+        rows = [row("exchange/exact", 2.0, all_wire_bytes=1004,
+                    all_payload_bytes=1000),
+                row("exchange/delta2", 2.0, all_wire_bytes=507,
+                    all_payload_bytes=500, wire_bytes=6, payload_bytes=5),
                 row("gloo_fp32", 4.0, bytes=10)]
         exchange.add_ratios(rows, cores=2)
         self.assertEqual([r.get("wire_to_payload") for r in rows],

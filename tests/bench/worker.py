@@ -319,6 +319,11 @@ def exchange(name: str, options: argparse.Namespace) -> Dict[str, Any]:
         for count in ("wire_bytes_sent", "payload_bytes"):
             row[count.replace("_sent", "")] = int(reduced(
                 getattr(last, count), distributed.ReduceOp.MAX))
+            # Of all ranks and steps: a control message more or less, and a
+            # part on its way at a step's end, weigh little.
+            row["all_" + count.replace("_sent", "")] = int(reduced(
+                sum(getattr(result, count) for result in results),
+                distributed.ReduceOp.SUM))
         row["stage_seconds"] = last.stage_seconds
         row["relative_error"] = last.relative_error
         row["routes"] = session.stats().get("routes", "")
