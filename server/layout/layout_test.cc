@@ -299,8 +299,9 @@ TEST(LayoutTest, RefusesAndNamesTheReason) {
   EXPECT_THAT(Make({{"w", {1}}}, 0), StatusIs(kInvalid, "0 nodes"));
   EXPECT_THAT(Make({{"w", {-2}}}, 1), StatusIs(kInvalid, "\"w\""));
   EXPECT_THAT(Make({{"w", {1}}, {"w", {1}}}, 1), StatusIs(kInvalid, "same"));
-  EXPECT_THAT(Make({{"w", {int64_t{1} << 40}}}, 1),
-              StatusIs(absl::StatusCode::kResourceExhausted, "bucket_bytes"));
+  EXPECT_THAT(
+      Make({{"w", {int64_t{1} << 40}}}, 1, 1, {.bucket_bytes = 4 << 20}),
+      StatusIs(absl::StatusCode::kResourceExhausted, "bucket_bytes"));
 }
 
 // A plan, whole, as a change detector: a new digest means a new format, and

@@ -64,7 +64,9 @@ struct Topology {
 // memory of that size is asked for. A cell is never cut, so that buckets and
 // chunks hold at least one, whatever their limit.
 struct Options {
-  uint64_t bucket_bytes = 4 << 20;   // of fp32 elements, padding counted
+  // Of fp32 elements, padding counted. At 4 MiB the parts of delta2 on five
+  // nodes are 52 KiB, and headers 0.59 % of them (collective/wire).
+  uint64_t bucket_bytes = 5 << 20;
   uint64_t chunk_bytes = 256 << 10;  // of fp32 elements, padding counted
   int max_tensors = 100'000;
   int64_t max_elements = int64_t{1} << 40;

@@ -149,7 +149,8 @@ TEST(MemoryTest, PartitionGroupsShareTheState) {
   const auto need = [&](int owners, const std::string& exchange) {
     spec.exchange = exchange;
     const auto layout =
-        layout::Layout::Create(spec.tensors, {4, 1, owners}, 1, {});
+        layout::Layout::Create(spec.tensors, {4, 1, owners}, 1,
+                               {.bucket_bytes = 4 << 20});  // 16, in all groups
     return EstimateMemory(spec, *layout, NodeRank(3), 2,
                           /*keeps_snapshots=*/true);
   };

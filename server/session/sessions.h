@@ -92,7 +92,7 @@ struct Options {
   IdleConnections::Options idle;
   absl::Duration default_hold = absl::Minutes(10);
   absl::Duration join_timeout = absl::Minutes(10);
-  uint64_t default_bucket_bytes = 4 << 20;
+  uint64_t default_bucket_bytes = 5 << 20;
   uint64_t chunk_bytes = 256 << 10;
   int compute_threads = 1;        // for the undo records in the memory formula
   bool keeps_snapshots = false;   // for the memory formula too

@@ -124,7 +124,7 @@ _ZERO: Dict[str, Rule] = {
         "zero_quantized_gradients without it"),
     "overlap_comm": Rule("overlap=; unset: true with stage 3", _remembers),
     "reduce_bucket_size": bound(
-        1 << 20, "honoured as an upper bound: buckets are at most 4 MiB of "
+        1 << 20, "honoured as an upper bound: buckets are at most 5 MiB of "
         "fp32, smaller if it says so"),
     "allgather_bucket_size": bound(
         1 << 20, "honoured as an upper bound, as reduce_bucket_size"),

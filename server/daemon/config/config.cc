@@ -238,7 +238,7 @@ v1::Config DefaultConfig() {
   v1::ComputeConfig& compute = *config.mutable_compute();
   compute.set_threads(0);
   compute.set_chunk_bytes(256 << 10);
-  compute.set_bucket_bytes(4 << 20);
+  compute.set_bucket_bytes(5 << 20);
   compute.set_buckets_in_flight(8);
   v1::LimitsConfig& limits = *config.mutable_limits();
   limits.set_max_jobs(64);
