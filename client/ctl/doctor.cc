@@ -101,6 +101,16 @@ void ExamineProgress(const v1::GetJobReply& job, Examination* out) {
            "by a worker with its place (rank, world size, job)");
 }
 
+void ExamineWorkers(const v1::GetJobReply& job, Examination* out) {
+  for (const v1::WorkerStatus& worker : job.workers()) {
+    if (worker.process() != "stopped") continue;
+    out->Add("workers", State::kWrong,
+             absl::StrCat("rank ", worker.rank(), " (pid ", worker.pid(),
+                          ") is stopped (SIGSTOP or a debugger)"),
+             absl::StrCat("kill -CONT ", worker.pid()));
+  }
+}
+
 void ExamineLinks(const v1::GetJobReply& job, Examination* out) {
   if (job.nodes_size() == 0) return;
   int num_bad = 0;
@@ -269,6 +279,7 @@ std::vector<Finding> Examine(const v1::StatusReply& status,
   for (const v1::GetJobReply& job : jobs) {
     examination.set_subject(absl::StrCat("job ", job.summary().name()));
     ExamineProgress(job, &examination);
+    ExamineWorkers(job, &examination);
     ExamineLinks(job, &examination);
     ExamineExchange(job, &examination);
     ExamineErrors(job, &examination);

@@ -156,6 +156,18 @@ TEST_F(DoctorTest, CountsStepsThatCameToNothingAndDamage) {
   EXPECT_EQ(Bad(), "wrong job gpt2 weights\n");
 }
 
+TEST_F(DoctorTest, NamesAStoppedWorker) {
+  v1::WorkerStatus* const worker = job_.add_workers();
+  worker->set_rank(3);
+  worker->set_pid(4711);
+  for (const char* const process : {"", "running", "unknown"}) {
+    worker->set_process(process);
+    EXPECT_EQ(Bad(), "") << process;
+  }
+  worker->set_process("stopped");
+  EXPECT_EQ(Bad(), "wrong job gpt2 workers\n");
+}
+
 TEST_F(DoctorTest, KnowsWhetherAnythingOutlivesANode) {
   job_.mutable_snapshots()->set_last_error("no space left");
   job_.mutable_replicas()->set_last_error("node 1 has no room");

@@ -254,11 +254,12 @@ std::string Render(const v1::GetJobReply& job) {
              absl::StrCat(FormatBytes(gather.payload_pulled()), " pulled, ",
                           FormatBytes(gather.payload_served()), " served")));
   }
-  Table table({"RANK", "LOCAL", "STATE", "PID", "BUCKETS PUSHED"});
+  Table table({"RANK", "LOCAL", "STATE", "PID", "PROCESS", "BUCKETS PUSHED"});
   for (const v1::WorkerStatus& worker : job.workers()) {
     table.AddRow({absl::StrCat(worker.rank()),
                   absl::StrCat(worker.local_rank()), worker.state(),
                   worker.pid() == 0 ? "-" : absl::StrCat(worker.pid()),
+                  worker.process().empty() ? "-" : worker.process(),
                   absl::StrCat(worker.buckets_pushed())});
   }
   absl::StrAppend(&text, "\n", table.ToString());

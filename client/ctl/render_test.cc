@@ -55,8 +55,10 @@ TEST(RenderTest, JobShowsItsWorkers) {
   worker->set_state("ready");
   worker->set_pid(4711);
   const std::string text = Render(job);
-  EXPECT_NE(text.find("4711"), std::string::npos);
+  EXPECT_NE(text.find("ready  4711  -        0"), std::string::npos) << text;
   EXPECT_NE(text.find("nobody"), std::string::npos);
+  worker->set_process("stopped");
+  EXPECT_NE(Render(job).find("ready  4711  stopped  0"), std::string::npos);
   EXPECT_EQ(text.find("error of"), std::string::npos);  // nothing is quantized
 }
 

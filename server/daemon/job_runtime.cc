@@ -35,6 +35,7 @@ JobRuntime::JobRuntime(JobRuntimeParts parts)
       record_(parts_.record),
       routes_(parts_.algorithms, num_nodes_, Checksum(parts_.job->spec().name),
               parts_.clock),
+      processes_(std::make_unique<session::ProcessWatch>()),
       heals_(parts_.executor,
              absl::StrCat("heals of job ", parts_.job->spec().name),
              [this](const std::string& line) {
@@ -504,7 +505,16 @@ std::string JobRuntime::OwnWaitingFor() const {
   }
   waiting.push_back(job.Missing());
   std::erase(waiting, "");
+  if (!waiting.empty()) {
+    waiting.push_back(processes_->Describe(job, parts_.clock->Now()));
+    std::erase(waiting, "");
+  }
   return absl::StrJoin(waiting, "; ");
+}
+
+std::optional<ipc::ProcessState> JobRuntime::process_state(
+    LocalRank rank) const {
+  return processes_->StateOf(*parts_.job, rank, parts_.clock->Now());
 }
 
 std::optional<v1::EarlyClose> JobRuntime::OwnEarlyClose() const {

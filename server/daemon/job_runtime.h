@@ -57,6 +57,7 @@
 #include "server/device/kept_device.h"
 #include "server/engine/job_engine.h"
 #include "server/engine/ports.h"
+#include "server/ipc/process_state.h"
 #include "server/layout/exchange_plan.h"
 #include "server/membership/membership.h"
 #include "server/metrics/metrics.h"
@@ -65,6 +66,7 @@
 #include "server/optimizer/shard_state.h"
 #include "server/optimizer/undo_log.h"
 #include "server/session/local_job.h"
+#include "server/session/process_watch.h"
 #include "server/session/session.h"
 #include "server/snapshot/files/file_system.h"
 #include "server/snapshot/files/held_files.h"
@@ -174,6 +176,8 @@ class JobRuntime final : public session::JobObserver,
   // After Stop: its replicas, and none too: that this was one of its nodes is
   // worth knowing. Null: it keeps none, or has not begun.
   std::shared_ptr<snapshot::HeldFiles> TakeHeld();
+  // Of a worker of this node; nullopt: nobody is there.
+  std::optional<ipc::ProcessState> process_state(LocalRank rank) const;
   // Null if all weights are resident.
   const JobWeights* gathered() const { return weights_.get(); }
 
@@ -303,6 +307,7 @@ class JobRuntime final : public session::JobObserver,
   JobRoutes routes_;                     // over the peers' transport
   std::unique_ptr<JobWeights> weights_;  // outlive the collective
   std::unique_ptr<collective::Collective> collective_;  // of the generation
+  const std::unique_ptr<session::ProcessWatch> processes_;
   LimitedLog heals_;
   Relinking relinking_;
   base::TimerId fail_timer_ = 0;

@@ -14,6 +14,7 @@
 #include "server/daemon/job_identity.h"
 #include "server/daemon/kept/kept_formats.h"
 #include "server/daemon/kept/last_words.h"
+#include "server/ipc/process_state.h"
 #include "server/layout/exchange_plan.h"
 #include "server/layout/policy.h"
 #include "server/service/convert.h"
@@ -37,6 +38,14 @@ void FillWorkers(const session::LocalJob& job, v1::GetJobReply* reply) {
     worker->set_pid(slot.identity().pid);
     worker->set_incarnation(slot.identity().incarnation.value());
     worker->set_buckets_pushed(job.buckets_pushed(LocalRank(l)));
+  }
+}
+
+void FillProcesses(const JobRuntime& runtime, v1::GetJobReply* reply) {
+  for (int l = 0; l < reply->workers_size(); ++l) {
+    const auto state = runtime.process_state(LocalRank(l));
+    if (!state.has_value()) continue;
+    reply->mutable_workers(l)->set_process(std::string(ipc::Name(*state)));
   }
 }
 
@@ -688,6 +697,7 @@ absl::StatusOr<v1::GetJobReply> Node::GetJob(const std::string& name) const {
   FillMemory(sessions_->NeedOf(name), reply.mutable_memory());
   if (const JobRuntime* const runtime = Find(name); runtime != nullptr) {
     FillSteps(runtime->engine(), &reply);
+    FillProcesses(*runtime, &reply);
     FillQuality(layout, *runtime, &reply);
     FillSnapshots(runtime->snapshots(), reply.mutable_snapshots());
     FillReplicas(runtime->snapshots(), reply.mutable_replicas());

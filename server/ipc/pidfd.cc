@@ -20,9 +20,10 @@ namespace {
 
 constexpr int kExited = -1;
 
-// The "Pid:" line of a pidfd's fdinfo (proc(5)): -1 once it was reaped, 0 if
-// it is of a namespace that is not visible here.
-absl::StatusOr<int> PidOf(int fd) {
+}  // namespace
+
+// The "Pid:" line of its fdinfo (proc(5)).
+absl::StatusOr<pid_t> PidOf(int fd) {
   const std::string path = absl::StrCat("/proc/self/fdinfo/", fd);
   base::UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!file) return base::ErrnoStatus(errno, path);
@@ -31,15 +32,13 @@ absl::StatusOr<int> PidOf(int fd) {
   if (size < 0) return base::ErrnoStatus(errno, path);
   for (absl::string_view line :
        absl::StrSplit(absl::string_view(text.data(), size), '\n')) {
-    int pid;
+    pid_t pid;
     if (absl::ConsumePrefix(&line, "Pid:") && absl::SimpleAtoi(line, &pid)) {
       return pid;
     }
   }
   return absl::InvalidArgumentError("descriptor is not a pidfd");
 }
-
-}  // namespace
 
 absl::StatusOr<base::UniqueFd> OpenSelfPidfd() {
   base::UniqueFd fd(static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0)));
@@ -48,7 +47,7 @@ absl::StatusOr<base::UniqueFd> OpenSelfPidfd() {
 }
 
 absl::Status CheckPidfd(int fd, pid_t pid) {
-  ASSIGN_OR_RETURN(const int found, PidOf(fd));
+  ASSIGN_OR_RETURN(const pid_t found, PidOf(fd));
   if (found == kExited) {
     return absl::InvalidArgumentError("pidfd is of a process that has exited");
   }

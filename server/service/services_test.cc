@@ -120,6 +120,9 @@ class NullLink final : public session::WorkerLink {
   absl::Status Keep(base::Vault*, std::string_view) const override {
     return absl::OkStatus();
   }
+  ipc::ProcessState process_state() const override {
+    return ipc::ProcessState::kRunning;
+  }
   void Close(const absl::Status&) override {}
 
  private:

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 #include "server/base/hex.h"
 #include "server/base/segment.h"
@@ -97,6 +98,13 @@ absl::Status HandleLink::Keep(base::Vault* vault, std::string_view name) const {
   const KeptWorker worker = {link_->peer(), link_->key(),
                              identity_.incarnation};
   return vault->Put(name, worker.ToNote(), link_->fds());
+}
+
+ipc::ProcessState HandleLink::process_state() const {
+  // Handle socket and pidfd; none after the end.
+  const std::vector<int> fds = link_->fds();
+  if (fds.size() < 2) return ipc::ProcessState::kUnknown;
+  return ipc::ReadProcessState(fds[1], link_->peer().pid);
 }
 
 void HandleLink::Close(const absl::Status&) { link_->Close(); }

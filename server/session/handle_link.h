@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "server/ipc/process_state.h"
 #include "server/ipc/worker_link.h"
 #include "server/session/session.h"
 #include "server/session/sessions.h"
@@ -50,6 +51,7 @@ class HandleLink final : public WorkerLink, public ipc::WorkerLinkObserver {
                            const device::SharedBuffer& buffer) override;
   void OnWake() override {}
   absl::Status Keep(base::Vault* vault, std::string_view name) const override;
+  ipc::ProcessState process_state() const override;
   void Close(const absl::Status& why) override;
   // ipc::WorkerLinkObserver
   void OnDoorbell(ipc::WorkerLink* link) override;

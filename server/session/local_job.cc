@@ -144,6 +144,13 @@ int LocalJob::buckets_pushed(LocalRank rank) const {
   return open_.has_value() ? slot(rank).CountTaken(open_->word()) : 0;
 }
 
+bool LocalJob::owes(LocalRank rank) const {
+  const Slot& slot = this->slot(rank);
+  if (slot.state() == SlotState::kAttached) return true;
+  return slot.state() == SlotState::kReady && open_.has_value() &&
+         !slot.IsComplete(open_->word());
+}
+
 std::string LocalJob::Missing() const {
   std::vector<std::string> missing;
   for (int i = 0; i < local_world_size(); ++i) {

@@ -191,6 +191,9 @@ class LocalJob {
   // replaced can do more than close too.
   bool is_over() const;
   int buckets_pushed(LocalRank rank) const;  // of the open step
+  // Somebody is in its slot, and has not begun or not handed over the open
+  // step.
+  bool owes(LocalRank rank) const;
   // "rank 2 has not attached, rank 3 (pid 4711) has not begun"; empty if all
   // are there.
   std::string Missing() const;

@@ -26,6 +26,7 @@
 #include "server/base/ids.h"
 #include "server/base/vault.h"
 #include "server/device/device.h"
+#include "server/ipc/process_state.h"
 
 namespace ballast::session {
 
@@ -58,6 +59,8 @@ class WorkerLink {
   // Leaves in the vault what the next daemon needs to speak to this worker.
   virtual absl::Status Keep(base::Vault* vault,
                             std::string_view name) const = 0;
+  // Of its process, now: a few short reads of the kernel's files.
+  virtual ipc::ProcessState process_state() const = 0;
   // Ends the lease; the link is deleted afterwards.
   virtual void Close(const absl::Status& why) = 0;
 };

@@ -30,6 +30,8 @@ namespace ballast::session {
 struct FakeProcess {
   std::map<proto::SegmentKind, base::Segment> segments;
   int wakes = 0;
+  ipc::ProcessState state = ipc::ProcessState::kRunning;
+  int looks = 0;  // at its state
   absl::Status closed = absl::OkStatus();
   bool is_closed = false;
 
@@ -103,6 +105,10 @@ class FakeLink final : public WorkerLink {
     const int fd =
         process_->segments.at(proto::SegmentKind::kControlBlock).fd();
     return vault->Put(name, absl::StrCat(identity_.pid), std::span(&fd, 1));
+  }
+  ipc::ProcessState process_state() const override {
+    ++process_->looks;
+    return process_->state;
   }
   void Close(const absl::Status& why) override {
     process_->is_closed = true;

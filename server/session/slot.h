@@ -70,6 +70,7 @@ class Slot {
   device::SharedBuffer* control() { return control_.get(); }
   ipc::ControlBlockView& view() { return view_; }
   WorkerLink* link() { return link_; }
+  const WorkerLink* link() const { return link_; }
   void set_initial(std::unique_ptr<device::SharedBuffer> initial) {
     initial_ = std::move(initial);
   }

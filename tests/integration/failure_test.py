@@ -233,6 +233,45 @@ class WorkerDeathTest(lab.TestCase):
 
         lab.run_ranks(2, other)
 
+    def test_a_stopped_worker_is_told_from_a_slow_and_a_dead_one(self):  # I23
+        worker = self.start_worker(self.daemon, _LAST_STEP, rank=1, world=2)
+
+        def told():
+            name = self.daemon.control("jobs")["jobs"][0]["name"]
+            reply = self.daemon.control("job", name)
+            return (reply["summary"]["waiting_for"],
+                    reply["workers"][1].get("process", ""))
+
+        stopped = ("rank 1 (pid %d) is stopped (SIGSTOP or a debugger): "
+                   "kill -CONT %d" % (worker.pid, worker.pid))
+        tensors = {"w": np.zeros(3, np.float32)}
+        with contextlib.ExitStack() as ends:
+            s = self.daemon.session(0, 2, tensors)
+            ends.callback(s.detach)
+            s.step()
+            worker.expect("stepped")  # and sleeps: slow
+            lab.poll(lambda: "rank 1 (pid %d) has not pushed" % worker.pid
+                     in told()[0], "status says who is slow")
+            self.assertEqual(told()[1], "running")
+            self.assertNotIn("stopped", told()[0])
+            for _ in range(2):
+                os.kill(worker.pid, signal.SIGSTOP)
+                lab.poll(lambda: told()[1] == "stopped", "it is seen")
+                self.assertIn("rank 1 (pid %d) has not pushed" % worker.pid,
+                              told()[0])
+                self.assertIn(stopped, told()[0])
+                os.kill(worker.pid, signal.SIGCONT)
+                lab.poll(lambda: told()[1] == "running", "it goes on")
+                self.assertNotIn("stopped", told()[0])
+            os.kill(worker.pid, signal.SIGSTOP)
+            lab.poll(lambda: stopped in told()[0], "it is seen")
+            self.assertRaisesWith(ballast.DeadlineExceeded, stopped,
+                                  lambda: s.step(timeout=1.0))
+            worker.kill()
+            lab.poll(lambda: "is gone" in told()[0], "it is dead")
+            self.assertEqual(told()[1], "")
+            self.assertNotIn("stopped", told()[0])
+
     def test_a_dead_workers_memory_goes_with_the_hold(self):  # I28
         daemon = self.start_daemon("jobs.hold=1s")
         before = daemon.memfds()

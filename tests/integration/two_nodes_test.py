@@ -521,6 +521,9 @@ class DeathTest(nodes.NodesCase):
             lab.poll(lambda: "node 1: rank 1 (pid %d) has not pushed"
                      % worker.pid in nodes.waiting_for(daemons[0]),
                      "status says who is stopped")
+            lab.poll(lambda: "is stopped (SIGSTOP or a debugger): kill -CONT "
+                     "%d" % worker.pid in nodes.waiting_for(daemons[0]),
+                     "and why")
             os.kill(worker.pid, signal.SIGCONT)
             worker.process.stdin.write("go\n")
             worker.process.stdin.flush()

@@ -52,6 +52,7 @@ class SimLink final : public session::WorkerLink {
     const int fd = memory_->segments.at(proto::SegmentKind::kControlBlock).fd();
     return vault->Put(name, SimWorkerNote{id_}.ToText(), std::span(&fd, 1));
   }
+  ipc::ProcessState process_state() const override { return memory_->process; }
   void Close(const absl::Status& why) override {
     world_->CallWorker(id_,
                        [why](SimWorker& worker) { worker.OnLinkClosed(why); });
@@ -116,15 +117,20 @@ SimWorker::SimWorker(SimWorld* world, WorkerId id, uint64_t seed)
       process_(&world->clock(), key_),
       random_(seed),
       memory_(std::make_shared<Memory>()),
-      is_call_taken_(std::make_shared<bool>(false)) {}
+      is_call_taken_(std::make_shared<bool>(false)) {
+  memory_->process = ipc::ProcessState::kRunning;
+}
 
 void SimWorker::StopUntil(absl::Time end) {
   process_.Pause();
+  memory_->process = ipc::ProcessState::kStopped;
   stopped_until_ = std::max(stopped_until_, end);
 }
 
 void SimWorker::GoOnIfDue() {
-  if (world_->clock().Now() >= stopped_until_) process_.Resume();
+  if (world_->clock().Now() < stopped_until_) return;
+  process_.Resume();
+  memory_->process = ipc::ProcessState::kRunning;
 }
 
 // ---- Calls. ----

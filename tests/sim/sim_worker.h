@@ -23,6 +23,7 @@
 #include "server/base/random.h"
 #include "server/base/segment.h"
 #include "server/base/sim_executor.h"
+#include "server/ipc/process_state.h"
 #include "server/layout/gather_units.h"
 #include "server/layout/layout.h"
 #include "server/session/job_spec.h"
@@ -49,6 +50,8 @@ class SimWorker {
   // Segments that the daemon sent; kept by the link too, as a socket would.
   struct Memory {
     std::map<proto::SegmentKind, base::Segment> segments;
+    // Of its process; of a worker that the daemon adopted it is not known.
+    ipc::ProcessState process = ipc::ProcessState::kUnknown;
   };
 
   SimWorker(SimWorld* world, WorkerId id, uint64_t seed);

@@ -13,6 +13,7 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 using ::testing::SizeIs;
 
 Scenario Make(std::string_view more) {
@@ -61,6 +62,37 @@ TEST(StatusTest, SlowRankIsNamed) {
   EXPECT_THAT(job.waiting_for(),
               HasSubstr("rank 1 (pid 1100) has not pushed 4 of 4 buckets of "
                         "step 2 for 9."));
+  EXPECT_THAT(job.waiting_for(), Not(HasSubstr("stopped")));
+}
+
+TEST(StatusTest, StoppedRankIsToldFromASlowOne) {
+  Cluster cluster(Make("at step 2 stop rank 1 back 20s\n"), 1,
+                  kernels::Reference());
+  cluster.Start();
+  cluster.clock().RunFor(absl::Seconds(10));
+  const v1::JobSummary job = OnlyJob(cluster);
+  EXPECT_THAT(job.waiting_for(), HasSubstr("rank 1 (pid 1100) has not pushed"));
+  EXPECT_THAT(job.waiting_for(),
+              HasSubstr("; rank 1 (pid 1100) is stopped (SIGSTOP or a "
+                        "debugger): kill -CONT 1100"));
+  const auto reply = cluster.node(0).GetJob(kJobName);
+  ASSERT_TRUE(reply.ok());
+  EXPECT_EQ(reply->workers(0).process(), "running");
+  EXPECT_EQ(reply->workers(1).process(), "stopped");
+  const Result result = cluster.Finish();
+  EXPECT_TRUE(result.passed());
+}
+
+// Nodes that wait hear it too.
+TEST(StatusTest, AStoppedRankOfAnotherNodeIsNamed) {
+  Scenario scenario = Make("at step 2 stop rank 1 back 20s\n");
+  scenario.nodes = 2;
+  scenario.faults[0].where = 3;
+  Cluster cluster(scenario, 1, kernels::Reference());
+  cluster.Start();
+  cluster.clock().RunFor(absl::Seconds(10));
+  EXPECT_THAT(OnlyJob(cluster, 0).waiting_for(),
+              HasSubstr("rank 3 (pid 1300) is stopped"));
 }
 
 TEST(StatusTest, LostRankIsNamed) {
