@@ -485,6 +485,16 @@ void Node::SaveLast(session::LocalJob* job,
       std::move(done)(absl::FailedPreconditionError("it keeps no replicas"));
     });
   }
+  if (options_.replicas.every_steps == 0) {
+    return SaveHeld(job, [done = std::move(done)](
+                             absl::StatusOr<std::string> path) mutable {
+      if (path.ok() && !path->empty()) return std::move(done)(path.status());
+      std::move(done)(absl::FailedPreconditionError(absl::StrCat(
+          "its state cannot be stored for workers in another shape: ",
+          path.ok() ? "no snapshots are kept"
+                    : std::string(path.status().message()))));
+    });
+  }
   it->second->snapshots()->SaveLast(
       [done = std::move(done)](absl::StatusOr<snapshot::Saved> saved) mutable {
         std::move(done)(saved.status());

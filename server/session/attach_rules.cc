@@ -30,12 +30,21 @@ absl::Status CheckAgrees(const LocalJob& local, const AttachRequest& request) {
   if (placement.world_size != topology.world_size() ||
       placement.local_world_size != topology.local_world_size ||
       placement.node_rank != local.node()) {
-    return absl::InvalidArgumentError(absl::StrCat(
+    const std::string here = absl::StrCat(
         "world_size / local_world_size / node_rank are ", placement.world_size,
         " / ", placement.local_world_size, " / ", placement.node_rank.value(),
         " here, ", topology.world_size(), " / ", topology.local_world_size,
-        " / ", local.node().value(), " on the ranks of job ", name,
-        " that are attached"));
+        " / ", local.node().value());
+    if (local.num_attached() > 0 || !local.has_begun()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          here, " on the ranks of job ", name, " that are attached"));
+    }
+    return absl::InvalidArgumentError(absl::StrCat(
+        here, " in job ", name,
+        ", which is held here for workers in the place of those that left: "
+        "start them as they were, or wait until jobs.hold is over; a job goes "
+        "on in another shape at once with replicas.every_steps, or, on one "
+        "node, with snapshots.directory"));
   }
   std::string difference = Difference(local.spec(), request.job);
   if (difference.empty() && !local.has_begun()) {

@@ -625,7 +625,9 @@ bool Sessions::IsNewRun(const Job& job, const Key& key,
          local.slot(LocalRank(rank)).state() == SlotState::kClosed;
 }
 
-// The same, if it is another number of workers, or this is another node.
+// The same, if it is another number of workers, or this is another node: where
+// what the job has come to can be kept for them. Without replicas that is a
+// snapshot, of which several nodes would have to know at the same moment.
 bool Sessions::IsOfAnotherShape(const Job& job, const Key& key,
                                 const AttachRequest& request) {
   const auto connection = Lookup(key);
@@ -634,7 +636,10 @@ bool Sessions::IsOfAnotherShape(const Job& job, const Key& key,
   const layout::Topology& topology = local.layout().topology();
   const uint32_t uid = (*connection)->link->identity().uid;
   const Placement& placement = request.placement;
-  return options_.keeps_replicas && (uid == job.uid || uid == 0) &&
+  const bool is_kept = options_.keeps_replicas ||
+                       (options_.keeps_snapshots && topology.num_nodes == 1 &&
+                        placement.num_nodes() == 1);
+  return is_kept && (uid == job.uid || uid == 0) &&
          request.resume != Resume::kNever && local.has_begun() &&
          local.num_attached() == 0 && local.units() == nullptr &&
          (placement.world_size != topology.world_size() ||

@@ -74,7 +74,7 @@ class JobHost {
   // No worker of `job` is attached here, and new ones have come that are
   // another number: keeps its state for them. OK, or why it cannot be kept.
   // FailedPrecondition: the job goes on (workers are attached elsewhere, or
-  // nothing is ever kept). `done` is called once, later.
+  // nothing is kept, or a snapshot cannot be). `done` is called once, later.
   virtual void SaveLast(LocalJob* job,
                         absl::AnyInvocable<void(absl::Status) &&> done) = 0;
   // `job` was held as long as it may be and ends: stores its state, if that is

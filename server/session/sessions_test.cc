@@ -568,7 +568,8 @@ TEST_F(BoundedSessionsTest, TheSumIsBoundedToo) {
 
 class ReshapedSessionsTest : public SessionsTest {
  protected:
-  ReshapedSessionsTest() : SessionsTest(Replicas()) {}
+  explicit ReshapedSessionsTest(Options options = Replicas())
+      : SessionsTest(std::move(options)) {}
   static Options Replicas() {
     Options options;
     options.keeps_replicas = true;
@@ -638,6 +639,48 @@ TEST_F(ReshapedSessionsTest, RunningWorkersAreNeverDisturbed) {
       [this](auto reply) { replies_["new"] = reply.status(); });
   EXPECT_THAT(replies_["new"], StatusIs(kInvalid, "world_size"));
   EXPECT_THAT(host_.saving, IsEmpty());
+}
+
+// Without replicas: where one node keeps snapshots.
+class StoredSessionsTest : public ReshapedSessionsTest {
+ protected:
+  StoredSessionsTest() : ReshapedSessionsTest(Snapshots()) {}
+  static Options Snapshots() {
+    Options options;
+    options.keeps_snapshots = true;
+    options.allow_many_nodes = true;
+    return options;
+  }
+};
+
+TEST_F(StoredSessionsTest, AHeldJobIsStoredForWorkersInAnotherShape) {
+  Reshape();
+  host_.stored = StoredJob{"job/step-00000003", 1, 3};
+  std::move(host_.saving["job"])(absl::OkStatus());
+  EXPECT_THAT(host_.ended["job"],
+              StatusIs(absl::StatusCode::kAborted, "in another shape"));
+  executor_.RunFor(absl::Seconds(1));
+  EXPECT_THAT(replies_["new"], IsOk());
+  EXPECT_EQ(sessions_.Find("job")->spec().stored->step, 3);
+}
+
+TEST_F(StoredSessionsTest, WorkersOfSeveralNodesAreToldWhatToDo) {
+  Run("job", 2);
+  for (const char* key : {"job/0", "job/1"}) {
+    sessions_.OnDisconnected(key, absl::UnavailableError("exited"));
+  }
+  Connect("new");
+  AttachRequest request = SmallRequest("job", 0, 2);
+  request.placement.world_size = 4;
+  sessions_.AttachWhenKnown(
+      "new", request, [this](auto reply) { replies_["new"] = reply.status(); });
+  EXPECT_THAT(host_.saving, IsEmpty());
+  EXPECT_THAT(
+      replies_["new"],
+      StatusIs(kInvalid,
+               "world_size / local_world_size / node_rank are 4 / 2 / 0 here, "
+               "2 / 2 / 0 in job \"job\", which is held here for workers in "
+               "the place of those that left: start them as they were"));
 }
 
 // Whether there is something to go on from is known later.

@@ -184,6 +184,41 @@ class SnapshotTest(nodes.NodesCase):
         for (step, *_), _ in self.run_job(1, 2, 4, stored=True, resume="must"):
             self.assertEqual(step, 4)
 
+    def test_a_held_job_is_stored_for_another_number_of_workers(self):
+        daemons = self.start(1)
+
+        def worker(rank):
+            session = self.open(daemons, rank, 2, False)
+            self.train(session, 3)
+            weights = job.weights(session)
+            session.detach()
+            return weights
+
+        before = lab.run_ranks(2, worker)[0]
+        # Nobody waits for jobs.hold.
+        with self.open(daemons, 0, 1, True, resume="must") as s:
+            self.assertEqual(s.open_step, 4)
+            for name, array in job.weights(s).items():
+                self.assertBitsEqual(array, before[name], name)
+            self.train(s, 5)
+        self.assertEqual(self.names(), ["step-00000003"])
+        self.assert_nothing_is_left(daemons)
+
+    def test_a_shape_that_cannot_be_had_is_told_what_to_do(self):
+        daemons = self.start_nodes(1)
+
+        def worker(rank):
+            session = self.open(daemons, rank, 2, False)
+            self.train(session, 1)
+            session.detach()
+
+        lab.run_ranks(2, worker)
+        self.assertRaisesWith(
+            ballast.InvalidArgument,
+            ["1 / 1 / 0 here, 2 / 2 / 0 in job", "start them as they were",
+             "snapshots.directory"],
+            lambda: self.open(daemons, 0, 1, False))
+
     def test_schedule_pruning_and_what_is_told(self):
         daemons = self.start(2, "snapshots.every_steps=2", "snapshots.keep=2")
 
