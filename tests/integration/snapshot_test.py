@@ -1,6 +1,7 @@
 """Snapshots of real daemons: saved on some nodes and ranks, loaded on others,
 damaged, interrupted, on disks that are full or read-only."""
 
+import glob
 import importlib.util
 import json
 import os
@@ -354,9 +355,8 @@ class SnapshotTest(nodes.NodesCase):
             return None
 
         def kill():
-            lab.poll(lambda: any(name.startswith(".tmp-") and os.listdir(
-                os.path.join(self.root, "job", name))
-                for name in self.names()), "a file is being written")
+            shard = os.path.join(self.root, "job", ".tmp-*", "shard-*")
+            lab.poll(lambda: glob.glob(shard), "a file is being written")
             daemons[1].child.send_signal(9)
             killed.set()
 
