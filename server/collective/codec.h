@@ -17,13 +17,21 @@
 #include <cstdint>
 #include <string_view>
 
+#include "kernels/codec.h"
+
 namespace ballast::collective {
 
+// The most that a codec may take for a whole cell: fp32 and a scale per 32
+// elements. Errors are measured in memory of that size (error_sums.h).
+inline constexpr int64_t kMaxCellBytes = kernels::kCellElements * 5;
+
+// No codec keeps anything between steps: what it takes from a node's sum
+// belongs to the sum, is kept, committed and resharded with it, and outlives a
+// change of codec (kernels/FORMAT.md 10).
 struct CodecTraits {
   std::string_view name;
   bool is_exact = false;       // decodes to the bits that were encoded
   bool is_stochastic = false;  // the key counts
-  bool has_state = false;      // keeps a residual between steps
 };
 
 struct Run {

@@ -20,6 +20,7 @@
 #include "server/base/random.h"
 #include "server/collective/codec.h"
 #include "server/collective/codec_registry.h"
+#include "server/collective/error_sums.h"
 #include "server/layout/exchange_plan.h"
 #include "server/layout/policy.h"
 
@@ -290,11 +291,68 @@ TEST_P(CodecConformanceTest, WritesAllOfItsBytesAndNoOther) {  // I13
   }
 }
 
+TEST_P(CodecConformanceTest, ACellFitsTheMeter) {
+  EXPECT_TRUE(FitsMeter(codec()));
+}
+
+// What decoding gives over `steps` steps, and what is left at the end, less
+// what went in: the worst of all elements. Residuals as FORMAT.md 10 has them;
+// without `feeds_back` each step forgets the last one's.
+double Unaccounted(const Codec& codec, const std::vector<float>& input,
+                   int steps, bool feeds_back) {
+  const auto count = static_cast<int64_t>(input.size());
+  std::vector<std::byte> bytes(codec.EncodedBytes(count));
+  std::vector<float> residual(input.size());
+  std::vector<float> decoded(input.size());
+  std::vector<double> sum(input.size());
+  for (int step = 1; step <= steps; ++step) {
+    std::vector<float> meant = input;
+    for (size_t i = 0; feeds_back && i < meant.size(); ++i) {
+      meant[i] += residual[i];
+    }
+    codec.Encode({static_cast<uint64_t>(step), 0, count}, meant.data(),
+                 bytes.data());
+    codec.Decode(count, bytes.data(), decoded.data());
+    for (size_t i = 0; i < meant.size(); ++i) {
+      residual[i] = meant[i] - decoded[i];
+      sum[i] += double{decoded[i]} - input[i];
+    }
+  }
+  double worst = 0;
+  for (size_t i = 0; i < sum.size(); ++i) {
+    worst = std::max(worst, std::fabs(sum[i] + residual[i]));
+  }
+  return worst;
+}
+
+// Of whatever gradients may use. Two roundings to fp32 a step, of values that
+// stay below four times the input's.
+TEST_P(CodecConformanceTest, ErrorFeedbackTelescopes) {  // I12
+  const layout::CodecId id = GetParam().choice.codec;
+  const std::string policy = "gradients.codec=" + std::string(layout::Name(id));
+  if (!layout::ParsePolicy(policy).ok() ||
+      GetParam().unquantized != DType::kFloat32) {
+    GTEST_SKIP() << "gradients do not use it";
+  }
+  constexpr int kSteps = 40;
+  constexpr double kRounding = kSteps * 4 * 0x1p-23;
+  for (const size_t count : {1, 33, 2048, 5000}) {
+    const std::vector<float> input = Noise(count, 17);
+    EXPECT_LE(Unaccounted(codec(), input, kSteps, /*feeds_back=*/true),
+              kRounding)
+        << count;
+    // The control: errors that are forgotten add up.
+    if (codec().traits().is_exact || count < 2048) continue;
+    EXPECT_GT(Unaccounted(codec(), input, kSteps, /*feeds_back=*/false),
+              100 * kRounding)
+        << count;
+  }
+}
+
 TEST_P(CodecConformanceTest, TraitsSayWhatItDoes) {
   if (GetParam().choice.quantizes()) {
     EXPECT_EQ(codec().traits().name, layout::Name(GetParam().choice.codec));
   }
-  EXPECT_FALSE(codec().traits().has_state);
   const std::vector<float> values = Noise(2048, 8);
   EXPECT_EQ(SameBits(There(values), values), codec().traits().is_exact);
   EXPECT_EQ(Encode(values, 1) != Encode(values, 2),
@@ -330,6 +388,29 @@ TEST_P(CodecConformanceTest, GivesTheBitsOfTheReference) {
     EXPECT_EQ(bytes, expected) << count;
     EXPECT_TRUE(SameBits(Decode(bytes, count), decoded)) << count;
   }
+}
+
+class Wide final : public Codec {
+ public:
+  explicit Wide(int64_t bytes) : bytes_(bytes) {}
+  const CodecTraits& traits() const override { return traits_; }
+  int64_t EncodedBytes(int64_t count) const override { return count * bytes_; }
+  int64_t PayloadBytes(int64_t count) const override { return count * bytes_; }
+  void Encode(const Run&, const float*, std::byte*) const override {}
+  void Decode(int64_t, const std::byte*, float*) const override {}
+  void DecodeAdd(int64_t, const std::byte*, float*) const override {}
+  int64_t CountClipped(const Run&, const float*) const override { return 0; }
+  double ErrorBound(double) const override { return 0; }
+
+ private:
+  const int64_t bytes_;
+  const CodecTraits traits_ = {.name = "wide"};
+};
+
+// The control: a codec that takes more for a cell is refused.
+TEST(FitsMeterTest, NotMoreThanFiveBytesAnElement) {
+  EXPECT_TRUE(FitsMeter(Wide(5)));
+  EXPECT_FALSE(FitsMeter(Wide(6)));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, CodecConformanceTest,

@@ -8,13 +8,9 @@
 namespace ballast::collective {
 namespace {
 
-// No codec takes more for a cell than fp32 and a scale per 32 elements.
-constexpr int64_t kMaxCellBytes = kernels::kCellElements * 5;
-
 double Error2(const Codec& codec, const Run& cell, const float* values) {
   alignas(64) std::array<std::byte, kMaxCellBytes> bytes;
   alignas(64) std::array<float, kernels::kCellElements> decoded;
-  if (codec.EncodedBytes(cell.count) > kMaxCellBytes) return 0;
   codec.Encode(cell, values, bytes.data());
   codec.Decode(cell.count, bytes.data(), decoded.data());
   double error2 = 0;
@@ -30,6 +26,13 @@ double Error2(const Codec& codec, const Run& cell, const float* values) {
 double ErrorSums::Relative() const {
   const double value = value2.ToDouble();
   return value > 0 ? std::sqrt(error2.ToDouble() / value) : 0;
+}
+
+bool FitsMeter(const Codec& codec) {
+  for (int64_t count = 1; count <= kernels::kCellElements; ++count) {
+    if (codec.EncodedBytes(count) > kMaxCellBytes) return false;
+  }
+  return true;
 }
 
 void SampleCell(const Codec& codec, const Alternative& narrower,

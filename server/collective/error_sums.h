@@ -48,9 +48,14 @@ struct Alternative {
   const float* values = nullptr;
 };
 
+// Whether a cell of any size has room where errors are measured. Codecs must
+// (codec_conformance_test): one that does not would be refused there, not
+// measured as if it had no error.
+bool FitsMeter(const Codec& codec);
+
 // Adds one cell of the encoding of `values`, beside the magnitude of `whole`
 // (of deltas: what they are the last part of). A cell that is not finite
-// counts as nothing: the step will be skipped.
+// counts as nothing: the step will be skipped. Both codecs fit.
 void SampleCell(const Codec& codec, const Alternative& narrower,
                 const Run& cell, const float* values, const float* whole,
                 ErrorSums* sums);
