@@ -8,22 +8,12 @@ constexpr double kTiny = 0x1p-120;
 // fp32 rounding of the quotient, the product and a subnormal scale.
 constexpr double kSlack = 0x1p-13;
 
-std::string_view NameOf(const kernels::CodecSpec& spec) {
-  switch (spec.bits) {
-    case 8:
-      return "int8";
-    case 4:
-      return "int4";
-    default:
-      return "int2";
-  }
-}
-
 class BlockCodec final : public Codec {
  public:
-  BlockCodec(const kernels::CodecSpec& spec, const kernels::Kernels* kernels)
+  BlockCodec(std::string_view name, const kernels::CodecSpec& spec,
+             const kernels::Kernels* kernels)
       : spec_(spec), kernels_(kernels) {
-    traits_.name = NameOf(spec);
+    traits_.name = name;
     traits_.is_stochastic = spec.rounding == kernels::Rounding::kStochastic;
   }
 
@@ -78,9 +68,10 @@ class BlockCodec final : public Codec {
 
 }  // namespace
 
-std::unique_ptr<Codec> MakeBlockCodec(const kernels::CodecSpec& spec,
+std::unique_ptr<Codec> MakeBlockCodec(std::string_view name,
+                                      const kernels::CodecSpec& spec,
                                       const kernels::Kernels* kernels) {
-  return std::make_unique<BlockCodec>(spec, kernels);
+  return std::make_unique<BlockCodec>(name, spec, kernels);
 }
 
 }  // namespace ballast::collective

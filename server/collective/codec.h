@@ -6,8 +6,9 @@
 //
 //   fp32 ── Encode ──▶ EncodedBytes(count) ── Decode ──▶ fp32
 //
-// A new codec: its own file, with a maker; one line in codec_registry.cc; its
-// name in server/layout/policy. codec_conformance_test runs it then.
+// A new codec: its own file, with a maker; a row in server/layout/codec_table,
+// and a line in codec_registry.cc that gives the row's id the maker.
+// codec_conformance_test runs it then.
 //
 // Threading: immutable; thread-safe on disjoint outputs. No allocation.
 #ifndef SERVER_COLLECTIVE_CODEC_H_

@@ -21,6 +21,7 @@
 #include "server/collective/codec.h"
 #include "server/collective/codec_registry.h"
 #include "server/collective/error_sums.h"
+#include "server/layout/codec_table.h"
 #include "server/layout/exchange_plan.h"
 #include "server/layout/policy.h"
 
@@ -54,11 +55,11 @@ struct Case {
 
 std::vector<Case> CasesOfOneTable() {
   std::vector<Case> cases;
-  for (const CodecEntry& entry : CodecEntries()) {
-    if (entry.id == layout::CodecId::kNone) {
+  for (const layout::CodecRow& row : layout::CodecTable()) {
+    if (row.id == layout::CodecId::kNone) {
       for (const DType dtype :
            {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
-        cases.push_back({{entry.id, {}}, dtype});
+        cases.push_back({{row.id, {}}, dtype});
       }
       continue;
     }
@@ -67,9 +68,8 @@ std::vector<Case> CasesOfOneTable() {
         for (const int hadamard : {0, 32}) {
           for (const auto rounding :
                {kernels::Rounding::kNearest, kernels::Rounding::kStochastic}) {
-            const int bits = layout::Name(entry.id).back() - '0';
             cases.push_back(
-                {{entry.id, {bits, block, range, hadamard, rounding}}});
+                {{row.id, {row.bits, block, range, hadamard, rounding}}});
           }
         }
       }
@@ -328,9 +328,7 @@ double Unaccounted(const Codec& codec, const std::vector<float>& input,
 // Of whatever gradients may use. Two roundings to fp32 a step, of values that
 // stay below four times the input's.
 TEST_P(CodecConformanceTest, ErrorFeedbackTelescopes) {  // I12
-  const layout::CodecId id = GetParam().choice.codec;
-  const std::string policy = "gradients.codec=" + std::string(layout::Name(id));
-  if (!layout::ParsePolicy(policy).ok() ||
+  if (!layout::FindCodec(GetParam().choice.codec)->for_gradients ||
       GetParam().unquantized != DType::kFloat32) {
     GTEST_SKIP() << "gradients do not use it";
   }

@@ -15,7 +15,7 @@ std::unique_ptr<Codec> AsItIs(const layout::CodecChoice&,
 std::unique_ptr<Codec> InBlocks(const layout::CodecChoice& choice,
                                 kernels::DType,
                                 const kernels::Kernels* kernels) {
-  return MakeBlockCodec(choice.block, kernels);
+  return MakeBlockCodec(layout::Name(choice.codec), choice.block, kernels);
 }
 
 constexpr CodecEntry kEntries[] = {

@@ -4,11 +4,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/canonical_tree.h"
+#include "server/layout/codec_table.h"
 
 namespace ballast::layout {
 namespace {
-
-constexpr uint64_t kScaleBytes = 4;
 
 // A partition group of all nodes is none.
 ExchangePolicy OnNodes(ExchangePolicy policy, const Topology& topology) {
@@ -20,10 +19,7 @@ ExchangePolicy OnNodes(ExchangePolicy policy, const Topology& topology) {
 
 uint64_t PayloadOf(const CodecChoice& choice, kernels::DType unquantized,
                    int64_t count) {
-  if (!choice.quantizes()) return count * kernels::SizeOf(unquantized);
-  const int64_t per_byte = 8 / choice.block.bits;
-  return (count + per_byte - 1) / per_byte +
-         kScaleBytes * kernels::NumBlocks(choice.block, count);
+  return FindCodec(choice.codec)->payload(choice.block, unquantized, count);
 }
 
 ExchangePlan::ExchangePlan(const ExchangePolicy& policy, const Layout& layout)
@@ -64,10 +60,12 @@ absl::Status ExchangePlan::Apply(const CodecChange& change) {
                      ", which the policy does not quantize there"));
   }
   const CodecChoice& policy = policy_codecs_[index].on(change.path);
-  if (change.codec > policy.codec) {
-    return absl::DataLossError(absl::StrCat(
-        "codec ", static_cast<int>(change.codec), " for tensor ", index,
-        " is narrower than the policy's, ", std::string(Name(policy.codec))));
+  if (FindCodec(change.codec) == nullptr ||
+      IsNarrower(change.codec, policy.codec)) {
+    return absl::DataLossError(
+        absl::StrCat("codec ", static_cast<int>(change.codec), " for tensor ",
+                     index, " is unknown, or narrower than the policy's, ",
+                     std::string(Name(policy.codec))));
   }
   CodecChoice& choice = codecs_[index].on(change.path);
   if (choice.codec != policy.codec) --num_wider_[path];

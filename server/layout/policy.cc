@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/base/names.h"
 #include "server/base/status_macros.h"
+#include "server/layout/codec_table.h"
 #include "server/layout/digest.h"
 #include "server/layout/types.h"
 
@@ -17,17 +18,16 @@ namespace {
 
 using Words = std::vector<std::string_view>;
 
-struct CodecRow {
-  CodecId id;
-  std::string_view name;
-  int bits;
-};
-constexpr CodecRow kCodecs[] = {
-    {CodecId::kNone, "none", 0},
-    {CodecId::kInt8, "int8", 8},
-    {CodecId::kInt4, "int4", 4},
-    {CodecId::kInt2, "int2", 2},
-};
+// What may encode, and where.
+bool QuantizesGradients(const CodecRow& row) {
+  return row.id != CodecId::kNone && row.for_gradients;
+}
+bool QuantizesValues(const CodecRow& row) {
+  return row.id != CodecId::kNone && row.for_values;
+}
+bool QuantizesDeltas(const CodecRow& row) {
+  return row.id != CodecId::kNone && row.for_deltas;
+}
 
 absl::Status Refuse(std::string_view key, std::string_view value,
                     std::string_view rule) {
@@ -38,22 +38,28 @@ absl::Status Refuse(std::string_view key, std::string_view value,
 
 void Set(CodecId codec, CodecChoice* choice) {
   choice->codec = codec;
-  for (const CodecRow& row : kCodecs) {
-    if (row.id == codec && row.bits != 0) choice->block.bits = row.bits;
-  }
+  const CodecRow* const row = FindCodec(codec);
+  if (row != nullptr && codec != CodecId::kNone) choice->block.bits = row->bits;
 }
 
+// An override counts on both paths.
 absl::StatusOr<CodecId> ParseCodec(std::string_view key,
                                    std::string_view value) {
-  for (const CodecRow& row : kCodecs) {
-    if (row.name != value) continue;
-    if (row.id == CodecId::kInt2 && key != "weights.codec") {
-      return Refuse(key, value,
-                    "which is for deltas of weights only; use int8 or int4");
-    }
-    return row.id;
+  const CodecRow* const row = FindCodec(value);
+  if (row == nullptr) {
+    return Refuse(
+        key, value,
+        absl::StrCat("known are ",
+                     CodecNames([](const CodecRow&) { return true; }, "and")));
   }
-  return Refuse(key, value, "known are none, int8, int4 and int2");
+  if (!row->for_gradients && key != "weights.codec") {
+    return Refuse(
+        key, value,
+        absl::StrCat("which is for ",
+                     row->for_values ? "weights" : "deltas of weights",
+                     " only; use ", CodecNames(QuantizesGradients, "or")));
+  }
+  return row->id;
 }
 
 template <typename T>
@@ -73,7 +79,9 @@ absl::Status SetBlock(std::string_view key, std::string_view value,
   constexpr std::string_view kRule = "use a power of two from 32 to 2048";
   kernels::CodecSpec spec = choice->block;
   RETURN_IF_ERROR(ParseNumber(key, value, kRule, &spec.block));
-  if (!kernels::IsValid(spec)) return Refuse(key, value, kRule);
+  // Whatever the codec's bits, which need not be those of the kernels' blocks.
+  const kernels::CodecSpec block_alone{.block = spec.block};
+  if (!kernels::IsValid(block_alone)) return Refuse(key, value, kRule);
   choice->block = spec;
   return absl::OkStatus();
 }
@@ -297,11 +305,19 @@ absl::Status CheckWhole(const ExchangePolicy& policy, const Words& keys) {
   const bool is_delta = policy.weight_mode == WeightMode::kDelta;
   if (is_delta && !policy.weights.quantizes()) {
     return Refuse("weights.mode", "delta",
-                  "but weights.codec is none; use int8, int4 or int2");
+                  absl::StrCat("but weights.codec is none; use ",
+                               CodecNames(QuantizesDeltas, "or")));
   }
-  if (!is_delta && policy.weights.codec == CodecId::kInt2) {
-    return Refuse("weights.codec", "int2",
-                  "which needs weights.mode=delta; use int8 or int4");
+  const CodecRow& weights = *FindCodec(policy.weights.codec);
+  if (is_delta && !weights.for_deltas) {
+    return Refuse("weights.codec", weights.name,
+                  absl::StrCat("which needs weights.mode=value; use ",
+                               CodecNames(QuantizesDeltas, "or")));
+  }
+  if (!is_delta && !weights.for_values) {
+    return Refuse("weights.codec", weights.name,
+                  absl::StrCat("which needs weights.mode=delta; use ",
+                               CodecNames(QuantizesValues, "or")));
   }
   const bool overrides_quantize = std::ranges::any_of(
       policy.overrides,
@@ -354,13 +370,6 @@ void AddChoice(const CodecChoice& choice, Digest* digest) {
 }
 
 }  // namespace
-
-std::string_view Name(CodecId codec) {
-  for (const CodecRow& row : kCodecs) {
-    if (row.id == codec) return row.name;
-  }
-  return "unknown";
-}
 
 CodecChoice CodecChoice::With(CodecId other) const {
   CodecChoice choice = *this;

@@ -25,26 +25,14 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/codec.h"
+#include "server/layout/codec_table.h"
 #include "server/layout/metering.h"
 
 namespace ballast::layout {
 
-enum class CodecId : uint8_t { kNone, kInt8, kInt4, kInt2 };
-
 // What of the weights a weight codec encodes: the masters themselves, or how
 // far each is from its published copy, so that the error is sent next time.
 enum class WeightMode : uint8_t { kValue, kDelta };
-
-std::string_view Name(CodecId codec);
-
-// The next one with more bits, with fewer: int2, int4, int8, none. Not of the
-// last one.
-constexpr CodecId Wider(CodecId codec) {
-  return static_cast<CodecId>(static_cast<int>(codec) - 1);
-}
-constexpr CodecId Narrower(CodecId codec) {
-  return static_cast<CodecId>(static_cast<int>(codec) + 1);
-}
 
 // One path of one tensor. `block` counts for block codecs only; its bits are
 // the codec's.

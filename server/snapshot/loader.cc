@@ -162,16 +162,10 @@ class StateLoad::Loading {
     std::vector<LoadedState::Budget> budget;
     for (const BudgetInfo& info : reader_.manifest().budget) {
       for (const layout::Path path : layout::kPaths) {
-        for (const auto codec :
-             {layout::CodecId::kNone, layout::CodecId::kInt8,
-              layout::CodecId::kInt4, layout::CodecId::kInt2}) {
-          if (info.path != layout::Name(path) ||
-              info.codec != layout::Name(codec)) {
-            continue;
-          }
-          budget.push_back(
-              {TensorId(tensors_[info.tensor]), path, codec, info.calm});
-        }
+        const layout::CodecRow* const row = layout::FindCodec(info.codec);
+        if (info.path != layout::Name(path) || row == nullptr) continue;
+        budget.push_back(
+            {TensorId(tensors_[info.tensor]), path, row->id, info.calm});
       }
     }
     return budget;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <utility>
 
 #include "kernels/codec.h"
@@ -279,10 +280,11 @@ void ReferenceModel::CloseErrors(Outcome* outcome) {
   for (const auto& [key, wider] : errors.wider) {
     TensorState& tensor = tensors_[key.second];
     layout::CodecChoice& choice = tensor.codecs.on(key.first);
-    const int codec = static_cast<int>(choice.codec) - wider;
-    if (codec < 0) continue;  // there is no wider one
-    choice = tensor.policy_codecs.on(key.first).With(
-        static_cast<layout::CodecId>(codec));
+    layout::CodecId codec = choice.codec;
+    for (int i = 0; i < std::abs(wider); ++i) {
+      codec = wider > 0 ? layout::Wider(codec) : layout::Narrower(codec);
+    }
+    choice = tensor.policy_codecs.on(key.first).With(codec);
   }
   count(layout::Path::kWeights);
 }
