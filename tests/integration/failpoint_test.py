@@ -32,6 +32,7 @@ _HITS = {
     "session.vacated": 1,
     "session.close_recorded": 1,
     "session.closed": 1,
+    "snapshot.life_claimed": 1,
     "snapshot.old_moved": 1,
     "snapshot.pruning": 1,
 }
