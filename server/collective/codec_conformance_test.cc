@@ -342,7 +342,7 @@ TEST_P(CodecConformanceTest, ErrorFeedbackTelescopes) {  // I12
     // The control: errors that are forgotten add up.
     if (codec().traits().is_exact || count < 2048) continue;
     EXPECT_GT(Unaccounted(codec(), input, kSteps, /*feeds_back=*/false),
-              100 * kRounding)
+              10 * kRounding)
         << count;
   }
 }

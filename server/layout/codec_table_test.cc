@@ -63,10 +63,14 @@ TEST(CodecTableTest, PayloadIsCodesAndScales) {
 
 TEST(CodecTableTest, NamesThemInWords) {
   EXPECT_EQ(CodecNames([](const CodecRow&) { return false; }, "or"), "");
-  EXPECT_EQ(CodecNames([](const CodecRow& row) { return row.bits == 4; }, "or"),
-            "int4");
-  EXPECT_EQ(CodecNames([](const CodecRow& row) { return row.bits > 4; }, "or"),
-            "none or int8");
+  EXPECT_EQ(
+      CodecNames([](const CodecRow& row) { return row.id == CodecId::kInt4; },
+                 "or"),
+      "int4");
+  const auto either = [](const CodecRow& row) {
+    return row.id == CodecId::kNone || row.id == CodecId::kInt8;
+  };
+  EXPECT_EQ(CodecNames(either, "or"), "none or int8");
 }
 
 }  // namespace

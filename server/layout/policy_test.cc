@@ -117,7 +117,7 @@ TEST(PolicyTest, RefusesWithKeyValueAndRemedy) {  // I21
       {"delta2 weights.mode=value", "needs weights.mode=delta"},
       {"gradients.codec=int2", "deltas of weights only"},
       {"delta4 override:a=int2", "deltas of weights only"},
-      {"weights.codec=fp8", "known are none, int8, int4 and int2"},
+      {"weights.codec=fp8", "known are none, int8, int4"},
       {"weights.mode=delta", "but weights.codec is none"},
       {"weights.mode=deltas", "use value or delta"},
       {"delta4 weights.resync_every_steps=199", "from 200 on"},
@@ -238,13 +238,7 @@ TEST(PolicyTest, Patterns) {
   }
 }
 
-TEST(PolicyTest, CodecsFormALadder) {
-  EXPECT_EQ(Wider(CodecId::kInt2), CodecId::kInt4);
-  EXPECT_EQ(Wider(CodecId::kInt4), CodecId::kInt8);
-  EXPECT_EQ(Wider(CodecId::kInt8), CodecId::kNone);
-  for (const CodecId id : {CodecId::kNone, CodecId::kInt8, CodecId::kInt4}) {
-    EXPECT_EQ(Wider(Narrower(id)), id);
-  }
+TEST(PolicyTest, AChoiceWithAnotherCodecKeepsTheRest) {
   const CodecChoice int4 = ParsePolicy("delta4")->gradients;
   const CodecChoice int8 = int4.With(CodecId::kInt8);
   EXPECT_EQ(int8.block.bits, 8);
