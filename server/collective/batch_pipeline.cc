@@ -48,12 +48,14 @@ class BatchPipeline::Lane final : private transport::ExchangeObserver {
   struct StageTask {
     StageTask(Lane* lane, Work work)
         : chunk(work.chunk),
+          told(std::move(work.told)),
           task(&lane->pipeline_->context_->gate, std::move(work.run),
                [lane, this](const absl::Status& status) {
                  lane->OnTaskDone(this, status);
                }) {}
     const std::optional<ChunkId> chunk;
-    int num_heals = 0;  // in this step
+    const absl::AnyInvocable<uint64_t() const> told;  // null: own
+    int num_heals = 0;                                // in this step
     ChunkTask task;
   };
   struct Stage {
@@ -101,12 +103,16 @@ class BatchPipeline::Lane final : private transport::ExchangeObserver {
     if (watch == nullptr || !may_heal || ++task->num_heals > kMaxHeals) {
       return Fail(status);
     }
-    watch->OnDamaged(*task->chunk, pipeline_->step_, status,
-                     [this, task](absl::StatusOr<AfterHealing> after) {
-                       if (!after.ok()) return Fail(after.status());
-                       if (*after == AfterHealing::kGoOn) return OnTaskEnded();
-                       Submit(task);
-                     });
+    watch->OnDamaged(
+        {.id = *task->chunk,
+         .step = pipeline_->step_,
+         .why = status,
+         .told = task->told ? std::optional(task->told()) : std::nullopt},
+        [this, task](absl::StatusOr<AfterHealing> after) {
+          if (!after.ok()) return Fail(after.status());
+          if (*after == AfterHealing::kGoOn) return OnTaskEnded();
+          Submit(task);
+        });
   }
 
   void OnTaskEnded() {

@@ -42,6 +42,9 @@ class BatchPipeline {
     // (DataLoss) or cannot make them (NotFound), the context's watch may put
     // that right first.
     std::optional<ChunkId> chunk = {};
+    // Of another owner's chunk, once the exchange is done: the checksum that
+    // its owner says it will have.
+    absl::AnyInvocable<uint64_t() const> told = {};
   };
   // How often that may happen to one of them in a step.
   static constexpr int kMaxHeals = 3;

@@ -40,6 +40,9 @@ class ChunkCoder {
   virtual absl::Status Decode(int thread, Step step, const ChunkId& id,
                               const CodedChunk& chunk,
                               const std::byte* slice) const = 0;
+  // The checksum that the owner says the chunk will have.
+  virtual uint64_t Told(const CodedChunk& chunk,
+                        const std::byte* slice) const = 0;
 };
 
 }  // namespace ballast::collective

@@ -146,8 +146,12 @@ absl::Status ChunkHealer::Check(const Case& one) const {
       entry.checksum) {
     return bad("sent bits that do not have their checksum");
   }
+  const bool is_owner =
+      one.nodes[one.next] == context_->NodeOf(wanted.id.owner);
+  const bool is_note_damaged =
+      wanted.kind == HealKind::kOwner && entry.checksum == one.own_checksum;
   if (wanted.checksum.has_value() && entry.checksum != *wanted.checksum &&
-      entry.checksum != one.own_checksum) {
+      !is_owner && !is_note_damaged) {
     return bad("has other bits of that version");
   }
   return absl::OkStatus();

@@ -11,7 +11,8 @@
 // Of a chunk of this node's own the version and checksum that it wrote are
 // wanted, from whoever has them, in rank order. (If the bits of another node
 // are the ones here, what was damaged is this node's own note of them.) Of
-// another owner's chunk the wanted version is asked of its owner first.
+// another owner's chunk the wanted version is asked of its owner first, and of
+// the others the bits that the owner told.
 //
 // Threading: control thread only. At most kMaxHeals at a time, each with
 // memory for one chunk; the others wait.
@@ -46,7 +47,9 @@ class ChunkHealer {
   struct Wanted {
     ChunkId id;
     WeightVersion version;
-    std::optional<uint64_t> checksum = {};  // none: whatever the owner has
+    // None: whatever it has who is asked. The chunk's owner knows best: it is
+    // not compared with what it has.
+    std::optional<uint64_t> checksum = {};
     HealKind kind = HealKind::kMember;
   };
   // Never called from inside a call.

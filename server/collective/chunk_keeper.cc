@@ -12,14 +12,17 @@ void ChunkKeeper::OnSound(const ChunkId& id) {
 }
 
 void ChunkKeeper::OnDamaged(
-    const ChunkId& id, Step step, const absl::Status& why,
+    const Damage& damage,
     absl::AnyInvocable<void(absl::StatusOr<AfterHealing>) &&> then) {
+  const ChunkId& id = damage.id;
   stages_.Set(id, ChunkStage::kDamaged);
   source_.OnStages();
-  ChunkHealer::Wanted wanted{
-      .id = id,
-      .version = WeightVersion(step.value()),
-      .kind = absl::IsNotFound(why) ? HealKind::kRelink : HealKind::kMember};
+  ChunkHealer::Wanted wanted{.id = id,
+                             .version = WeightVersion(damage.step.value()),
+                             .checksum = damage.told,
+                             .kind = absl::IsNotFound(damage.why)
+                                         ? HealKind::kRelink
+                                         : HealKind::kMember};
   const bool is_own = id.owner.value() == context_->self();
   if (is_own) {
     const PublishedChunks::Entry& entry = context_->parts.published->entry(id);
@@ -28,7 +31,7 @@ void ChunkKeeper::OnDamaged(
     wanted.kind = HealKind::kOwner;
   }
   healer_.Heal(
-      wanted, why,
+      wanted, damage.why,
       [this, id, is_own,
        then = std::move(then)](const absl::Status& status) mutable {
         if (!status.ok()) return std::move(then)(status);

@@ -6,7 +6,9 @@
 //   its copy changed  this node's  what it wrote     the task runs again
 //   its copy changed, another's    the step's        the step goes on: the
 //   another reference              version, of its   owner's bits are the
-//   or result                      owner first       task's result
+//   or result                      owner first, of   task's result
+//                                  others only what
+//                                  the owner told
 //   nothing, but the  another's    the same          the same
 //   difference is gone
 //
@@ -48,7 +50,7 @@ class ChunkKeeper final : public ChunkWatch {
   void OnSubmitted(const ChunkId& id) override;
   void OnSound(const ChunkId& id) override;
   void OnDamaged(
-      const ChunkId& id, Step step, const absl::Status& why,
+      const Damage& damage,
       absl::AnyInvocable<void(absl::StatusOr<AfterHealing>) &&> then) override;
 
   void StartComparison() { comparison_.Start(); }

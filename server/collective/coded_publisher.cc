@@ -110,12 +110,15 @@ std::vector<BatchPipeline::Work> CodedPublisher::DecodeTasks(size_t batch) {
     const Batch& cut = cut_[owner][batch];
     for (size_t i = cut.first_chunk; i < cut.end_chunk; ++i) {
       const ChunkId id{bucket_.id, shard.owner, i};
-      tasks.push_back({[this, owner, i, id](int thread) {
-                         return coder_->Decode(thread, pipeline_.step(), id,
-                                               slices_[owner].chunks[i],
-                                               bytes_[owner]);
-                       },
-                       id});
+      tasks.push_back(
+          {[this, owner, i, id](int thread) {
+             return coder_->Decode(thread, pipeline_.step(), id,
+                                   slices_[owner].chunks[i], bytes_[owner]);
+           },
+           id,
+           [this, owner, i] {
+             return coder_->Told(slices_[owner].chunks[i], bytes_[owner]);
+           }});
     }
   }
   return tasks;

@@ -15,6 +15,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/dtype.h"
+#include "proto/peer.pb.h"
 #include "server/base/random.h"
 #include "server/base/status_matchers.h"
 #include "server/collective/chunk_source.h"
@@ -321,6 +322,47 @@ TEST(CollectiveHealTest, WhatComesIsNotBelieved) {  // I27
     }
     ASSERT_FALSE(job.Failures().empty());
     EXPECT_THAT(job.Failures()[0].second, StatusIs(kDataLoss, "node 0: sent"));
+    job.rig().CancelAll();
+  }
+}
+
+// Of a node that is not the owner only what the owner told is taken: here the
+// owner loses its copy, and another node believes in bits of its own.
+TEST(CollectiveHealTest, BitsThatTheOwnerDidNotTellAreNotTaken) {  // I25
+  for (const bool is_other_wrong : {false, true}) {
+    Job job(Small(3));
+    job.Publish(1);
+    const ChunkId id{BucketId(0), NodeRank(0), 0};
+    Flip(&job, 1, id, 1);
+    bool is_silent = true;
+    job.rig().frames().SetFilter(
+        [&](NodeRank from, NodeRank, const std::string& frame) {
+          v1::PeerFrame parsed;
+          return is_silent && from.value() == 1 &&
+                 parsed.ParseFromString(frame) && parsed.has_pull();
+        });
+    job.StartPublish(2);
+    const auto is_at_2 = [&](int node) {
+      return job.rig().published(node).entry(id).version == WeightVersion(2);
+    };
+    while (!is_at_2(0) || !is_at_2(2)) job.rig().world().Step();
+    Flip(&job, 0, id, 2);
+    if (is_other_wrong) {
+      Flip(&job, 2, id, 3);
+      job.rig().published(2).entry(id).checksum =
+          job.rig().published(2).Checksum(id, job.rig().weights(2));
+    }
+    is_silent = false;
+    job.EndPublish(2);
+    if (!is_other_wrong) {
+      EXPECT_EQ(Sum(&job, HealKind::kMember), 1);
+      EXPECT_THAT(job.rig().log(1).back(), HasSubstr("the bits of node 2"));
+      continue;
+    }
+    ASSERT_FALSE(job.Failures().empty());
+    EXPECT_THAT(job.Failures()[0].second,
+                StatusIs(kDataLoss, "node 2: has other bits of that version"));
+    EXPECT_EQ(Sum(&job, HealKind::kMember), 0);
     job.rig().CancelAll();
   }
 }

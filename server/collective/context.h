@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -55,6 +56,15 @@ enum class AfterHealing {
   kRunAgain,  // it is what the task found, before it was damaged
 };
 
+// What a task found that wrote nothing.
+struct Damage {
+  ChunkId id;
+  Step step;
+  absl::Status why;
+  // Of another owner's chunk: the checksum that its owner sent with the step.
+  std::optional<uint64_t> told;
+};
+
 // Watches the tasks that read and write published weights, so that nobody else
 // touches a chunk meanwhile, and puts damaged ones right. Control thread.
 class ChunkWatch {
@@ -62,10 +72,9 @@ class ChunkWatch {
   virtual ~ChunkWatch() = default;
   virtual void OnSubmitted(const ChunkId& id) = 0;
   virtual void OnSound(const ChunkId& id) = 0;  // its task has done its work
-  // A task of `step` found damage, `why`, and wrote nothing. `then` is called
-  // once unless the gate is shut; an error ends the operation.
+  // `then` is called once unless the gate is shut; an error ends the operation.
   virtual void OnDamaged(
-      const ChunkId& id, Step step, const absl::Status& why,
+      const Damage& damage,
       absl::AnyInvocable<void(absl::StatusOr<AfterHealing>) &&> then) = 0;
 };
 

@@ -91,6 +91,13 @@ class DeltaCoder final : public ChunkCoder {
     return absl::OkStatus();
   }
 
+  uint64_t Told(const CodedChunk& chunk,
+                const std::byte* slice) const override {
+    Header header;
+    std::memcpy(&header, slice + chunk.offset, sizeof(header));
+    return header.after;
+  }
+
  private:
   bool IsDelta(const layout::Piece& piece) const {
     return context_->parts.plan->codecs(piece.tensor).weights.quantizes();

@@ -30,6 +30,11 @@ class ValueCoder final : public ChunkCoder {
     return absl::OkStatus();
   }
 
+  // Never asked for: Decode finds nothing.
+  uint64_t Told(const CodedChunk&, const std::byte*) const override {
+    return 0;
+  }
+
  private:
   void DecodeRun(int thread, const CodedRun& coded,
                  const std::byte* slice) const {
