@@ -37,7 +37,9 @@ void JobPeers::Stop() {
 }
 
 void JobPeers::GiveUp(const absl::Status& why) {
-  if (opening_ != nullptr) opening_->GiveUp(why);
+  if (opening_ == nullptr) return;
+  opening_->GiveUp(absl::IsUnavailable(why) ? absl::AbortedError(why.message())
+                                            : why);
 }
 
 void JobPeers::OnLinks(absl::StatusOr<std::unique_ptr<JobLinks>> links) {

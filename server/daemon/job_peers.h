@@ -75,7 +75,8 @@ class JobPeers final : public transport::PeerLinkObserver,
   void Stop();
   // What a look at the links would tell the others, without waiting for it.
   void TellNow();
-  // Before OnLinked: this node gives up for good; whoever waits hears `why`.
+  // Before OnLinked: this node gives up for good; whoever waits hears `why`,
+  // as Aborted where it is Unavailable: they would go on asking.
   void GiveUp(const absl::Status& why);
 
   // Null before OnLinked.

@@ -5,7 +5,7 @@
 //   all workers ready -> a stored state is read, if there is one -> links to
 //     the other nodes -> Join -> View -> collective of the generation
 //     -> initial weights from node 0 to all -> masters (both: not if stored)
-//     -> engine starts
+//     -> recorded; of several nodes: all are Ready -> engine starts
 //   Abort -> collective cancelled -> collective of the next generation starts
 //   end   -> engine stopped, collective cancelled, updates done -> memory free
 //   A link lost -> collective cancelled, updates done, links released ->
@@ -205,6 +205,7 @@ class JobRuntime final : public session::JobObserver,
   void Leave(const absl::Status& why) override;
   // membership::MembershipObserver
   void OnView(Generation generation, const v1::View& view) override;
+  void OnStart() override;
   void OnCommit(const v1::Commit& commit) override;
   void OnAbort(const v1::Abort& abort) override;
   void OnHeal(const v1::Heal& heal) override;
@@ -320,8 +321,9 @@ class JobRuntime final : public session::JobObserver,
   Step committed_;  // and
   Step finished_;   // the last ones that snapshots were told of
   bool has_joined_ = false;
-  bool has_started_ = false;
-  bool has_ended_ = false;  // for membership
+  bool has_started_ = false;   // the first weights are here
+  bool awaits_start_ = false;  // and then not all nodes may have theirs yet
+  bool has_ended_ = false;     // for membership
   bool is_stopping_ = false;
   bool is_cancelling_ = false;  // a collective's Cancel is under way
   bool is_saving_ = false;      // a snapshot's Stop is under way

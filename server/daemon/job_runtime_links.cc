@@ -53,6 +53,7 @@ v1::Join JobRuntime::MakeJoin() const {
     *join.mutable_progress() =
         MakeProgress(*record_, state_->scalars(), parts_.job->node());
   }
+  join.set_says_ready(num_nodes_ > 1);
   return join;
 }
 
@@ -87,7 +88,12 @@ void JobRuntime::OnPeersLost(const absl::Status& why) {
   if (is_meeting_ && absl::IsUnavailable(why) && CanRelink()) {
     return OnLinkLost(why);  // these links only
   }
-  if (!stopped_) return FailSoon(why);
+  // Between nodes that meet Aborted is what Unavailable is to workers, who may
+  // open the job anew.
+  const bool is_over = is_meeting_ && absl::IsAborted(why);
+  if (!stopped_) {
+    return FailSoon(is_over ? absl::UnavailableError(why.message()) : why);
+  }
   // The workers here have closed the job: nothing is owed to anyone.
   membership_->Leave(why);
   has_ended_ = true;
@@ -151,10 +157,7 @@ void JobRuntime::StartRelinking(const absl::Status& why) {
 void JobRuntime::OnRelinkExpired() {
   const absl::Status why =
       relinking_.Expired(peers_ != nullptr ? peers_->WaitingFor() : "");
-  // Not Unavailable: the others would go on asking.
-  if (peers_ != nullptr) {
-    peers_->GiveUp(absl::AbortedError(why.message()));
-  }
+  if (peers_ != nullptr) peers_->GiveUp(why);
   if (!stopped_) return Fail(why);
   has_ended_ = true;
   BeginStop();
@@ -237,6 +240,7 @@ void JobRuntime::OnView(Generation generation, const v1::View& view) {
   if (is_stopping_) return;
   generation_ = generation;
   first_step_ = Step(view.open_step());
+  awaits_start_ = view.awaits_ready();
   if (peers_ != nullptr) routes_.Open(view.link_cost());
   if (weights_ != nullptr) {
     weights_->SetGeneration(generation);
@@ -283,16 +287,29 @@ void JobRuntime::StartFirst() {
     weights_->Begin(WeightVersion(first_step_.value() - 1));
   }
   if (record_ != nullptr) record_->Begin(first_step_);
-  engine_->Start(generation_, first_step_, collective_.get());
+  BALLAST_FAILPOINT("daemon.begun");
   if (snapshots_ != nullptr) {
     snapshots_->OnStarted(WeightVersion(first_step_.value() - 1));
   }
+  if (!awaits_start_ || BALLAST_SABOTAGED("daemon.starts_alone")) {
+    return OnStart();
+  }
+  // As a job that was taken over: what workers are told comes with the start.
+  parts_.job->TakeOver(generation_, first_step_, /*is_open=*/true);
+  membership_->Ready();
+}
+
+void JobRuntime::OnStart() {
+  if (is_stopping_) return;
+  awaits_start_ = false;
+  engine_->Start(generation_, first_step_, collective_.get());
 }
 
 // All nodes agree on where the job goes on (membership/rejoin.h).
 void JobRuntime::GoOn(const v1::View& view) {
   is_meeting_ = false;
   has_started_ = true;
+  awaits_start_ = false;
   resumption_.reset();
   if (holds_steps_) membership_->HoldSteps().IgnoreError();
   const Step state = state_->scalars().step;

@@ -55,6 +55,14 @@ v1::PeerFrame ViewFrame(const CoordinatorState& state) {
     *frame.mutable_view()->mutable_abort() = *state.to_repeat;
   }
   frame.mutable_view()->set_rank0_cursor(state.rank0_cursor);
+  frame.mutable_view()->set_awaits_ready(state.awaits_ready);
+  return frame;
+}
+
+v1::PeerFrame StartFrame(const CoordinatorState& state) {
+  v1::PeerFrame frame;
+  frame.set_generation(state.generation.value());
+  frame.mutable_start();
   return frame;
 }
 
@@ -87,6 +95,7 @@ std::string NodeList(const CoordinatorState& state,
   return absl::StrJoin(names, ", ");
 }
 bool HasNotJoined(const NodeState& node) { return !node.join.has_value(); }
+bool IsNotReady(const NodeState& node) { return !node.is_ready; }
 bool HasNotVoted(const NodeState& node) { return !node.vote.has_value(); }
 bool HasClosed(const NodeState& node) { return node.closed; }
 
@@ -111,6 +120,7 @@ class Decider {
       return {Drop(absl::StrCat("node ", from, " in another life"))};
     }
     node.heard = now_;
+    if (event.frame.has_ready()) return OnReady(event.from, event.frame);
     if (event.frame.has_vote()) return OnVote(event.from, event.frame);
     if (event.frame.has_leave()) return OnLeave(event.from, event.frame);
     return {Drop("a frame that no coordinator takes")};
@@ -201,7 +211,11 @@ class Decider {
       state_.open_step =
           Step(first.has_state() ? first.weight_version() + 1 : 1);
       if (first.has_state()) state_.optimizer_step = first.optimizer_step();
+      state_.awaits_ready =
+          std::all_of(state_.nodes.begin(), state_.nodes.end(),
+                      [](const NodeState& n) { return n.join->says_ready(); });
     }
+    state_.has_started = !state_.awaits_ready;
     state_.phase = Phase::kOpen;
     ClearVotes();
     return {SendToAll(ViewFrame(state_), "all nodes are here and agree")};
@@ -222,9 +236,30 @@ class Decider {
     return absl::OkStatus();
   }
 
+  Actions OnReady(NodeRank from, const v1::PeerFrame& frame) {
+    if (state_.phase != Phase::kOpen || !state_.awaits_ready ||
+        frame.generation() != state_.generation.value()) {
+      return {Drop("nobody waits for a node that is ready")};
+    }
+    if (state_.has_started) {
+      return {SendTo(from, StartFrame(state_), "the start was lost")};
+    }
+    NodeState& node = state_.nodes[from.value()];
+    if (node.is_ready) return {Drop("ready as before")};
+    node.is_ready = true;
+    if (state_.since == absl::InfinitePast()) state_.since = now_;
+    if (std::any_of(state_.nodes.begin(), state_.nodes.end(), IsNotReady)) {
+      return {};
+    }
+    state_.has_started = true;
+    state_.since = absl::InfinitePast();
+    return {SendToAll(StartFrame(state_), "all nodes have the first weights")};
+  }
+
   Actions OnVote(NodeRank from, const v1::PeerFrame& frame) {
     const v1::Vote& vote = frame.vote();
     if (state_.phase != Phase::kOpen) return {Drop("a vote before the view")};
+    if (!state_.has_started) return {Drop("a vote before the start")};
     if (frame.generation() != state_.generation.value() ||
         vote.step() != state_.open_step.value()) {
       return {AnswerLateVote(from, frame)};
@@ -420,6 +455,10 @@ std::string WaitingFor(const CoordinatorState& state, absl::Time now) {
   if (state.phase == Phase::kGathering) {
     return absl::StrCat(NodeList(state, HasNotJoined), " has not joined for ",
                         waited);
+  }
+  if (!state.has_started) {
+    return absl::StrCat(NodeList(state, IsNotReady),
+                        " has not had the first weights for ", waited);
   }
   return absl::StrCat(NodeList(state, HasNotVoted),
                       state.heal_round == 0

@@ -3,9 +3,13 @@
 // waits or reads a clock.
 //
 //   gathering --all joined, all equal--> open --all voted--> open (next step,
-//       |                                 |                  or next
-//       generation)
+//       |                                 |                or next generation)
 //       +--------- timeout, loss, leave --+--> ended
+//
+// Between the View of a job that begins and its first step all nodes say that
+// they are ready: they have the first weights, and if their daemon dies from
+// there on the next one has them too. So no worker has begun a job that a node
+// can still lose by that. Nodes of an earlier version do not say it.
 //
 // A lost node or link ends this life of the membership, not the job (Leave
 // with `relinks`): the nodes meet again, with what each of them kept of the
@@ -59,6 +63,7 @@ struct CoordinatorOptions {
 struct NodeState {
   std::optional<v1::Join> join;
   std::optional<v1::Vote> vote;
+  bool is_ready = false;
   Incarnation incarnation;
   absl::Time heard = absl::InfinitePast();
   bool closed = false;
@@ -69,12 +74,14 @@ struct CoordinatorState {
   Phase phase = Phase::kGathering;
   Generation generation;
   Step open_step;
-  int heal_round = 0;  // of the open step
+  bool awaits_ready = false;  // v1::View.awaits_ready
+  bool has_started = false;   // the first step may be voted on
+  int heal_round = 0;         // of the open step
   int64_t optimizer_step = 0;
   BudgetState budget;
   std::vector<NodeState> nodes;
   absl::Time deadline = absl::InfiniteFuture();  // of gathering, or of votes
-  absl::Time since = absl::InfinitePast();       // first join or vote
+  absl::Time since = absl::InfinitePast();       // first join, ready or vote
   bool is_held = false;                          // the open step waits
   std::optional<v1::Commit> to_publish;          // v1::View.commit
   std::optional<v1::Abort> to_repeat;            // v1::View.abort

@@ -69,6 +69,12 @@ class CoordinatorTest : public ::testing::Test {
     frame.mutable_vote()->add_groups()->set_lr(1);
     return Send(from, frame);
   }
+  Actions Ready(int from, int64_t generation = 1) {
+    v1::PeerFrame frame;
+    frame.set_generation(generation);
+    frame.mutable_ready();
+    return Send(from, frame);
+  }
   Actions Leave(int from, absl::Status why) {
     return Send(from, LeaveFrame(why));
   }
@@ -147,6 +153,57 @@ TEST_F(CoordinatorTest, AJobThatGoesOnWhereItWasKeepsItsGeneration) {
   v1::Join join = JoinOf(1);
   join.set_generation(7);
   EXPECT_EQ(Join(0, join)[0].frame.generation(), 1);
+}
+
+// No step before all nodes have the first weights.
+TEST_F(CoordinatorTest, StartsOnceAllAreReady) {
+  Make(3);
+  v1::Join join = JoinOf(3);
+  join.set_says_ready(true);
+  EXPECT_TRUE(IsDrop(Ready(0)));  // nobody has joined
+  Join(0, join);
+  Join(1, join);
+  const Actions view = Join(2, join);
+  ASSERT_EQ(view.size(), 1);
+  EXPECT_TRUE(view[0].frame.view().awaits_ready());
+  EXPECT_EQ(Ready(2).size(), 0);
+  EXPECT_EQ(Ready(0).size(), 0);
+  EXPECT_TRUE(IsDrop(Ready(0)));     // repeated
+  EXPECT_TRUE(IsDrop(Ready(1, 2)));  // of no generation that there is
+  EXPECT_TRUE(IsDrop(Vote(0, 1, 1)));
+  EXPECT_EQ(WaitingFor(state_, now_ + absl::Seconds(3)),
+            "node 1 has not had the first weights for 3s");
+  const Actions start = Ready(1);
+  ASSERT_EQ(start.size(), 1);
+  EXPECT_TRUE(start[0].frame.has_start());
+  EXPECT_EQ(start[0].frame.generation(), 1);
+  EXPECT_FALSE(start[0].to.has_value());  // all
+  EXPECT_EQ(WaitingFor(state_, now_ + absl::Seconds(3)), "");
+  // It was lost on its way to one of them.
+  const Actions again = Ready(2);
+  ASSERT_EQ(again.size(), 1);
+  EXPECT_TRUE(again[0].frame.has_start());
+  EXPECT_EQ(again[0].to, NodeRank(2));
+  Vote(0, 1, 1);
+  Vote(1, 1, 1);
+  const Actions commit = Vote(2, 1, 1);
+  ASSERT_EQ(commit.size(), 2);
+  EXPECT_TRUE(commit[1].frame.has_commit());
+}
+
+// Nodes of an earlier version say nothing: everybody starts by itself, as do
+// those that go on.
+TEST_F(CoordinatorTest, ReadyIsNotAwaitedWhereSomeDoNotSayIt) {
+  Make(2);
+  v1::Join join = JoinOf(2);
+  join.set_says_ready(true);
+  Join(0, join);
+  const Actions view = Join(1);
+  ASSERT_EQ(view.size(), 1);
+  EXPECT_FALSE(view[0].frame.view().awaits_ready());
+  EXPECT_TRUE(IsDrop(Ready(0)));
+  Vote(0, 1, 1);
+  EXPECT_TRUE(Vote(1, 1, 1)[1].frame.has_commit());
 }
 
 TEST_F(CoordinatorTest, TheViewTellsWhatTheWorstLinksCost) {

@@ -35,6 +35,15 @@ class Decider {
     return Ask(std::move(frame), "the workers of this node are here");
   }
 
+  Actions operator()(const ReadyWish&) {
+    if (state_.phase != Phase::kMember) return {Drop("ready before the view")};
+    state_.phase = Phase::kReady;
+    v1::PeerFrame frame;
+    frame.set_generation(state_.generation.value());
+    frame.mutable_ready();
+    return Ask(std::move(frame), "the first weights are here");
+  }
+
   Actions operator()(const VoteWish& wish) {
     const bool is_due =
         state_.phase == Phase::kMember || state_.phase == Phase::kHealing;
@@ -79,6 +88,12 @@ class Decider {
     state_.heard = now_;
     if (frame.has_leave()) return OnLeave(frame);
     if (frame.has_view()) return {};  // the answer to a repeated join
+    if (frame.has_start() && state_.phase == Phase::kReady &&
+        frame.generation() == state_.generation.value()) {
+      state_.phase = Phase::kMember;
+      state_.unanswered.Clear();
+      return {Notify(frame, "all nodes have the first weights")};
+    }
     if (state_.phase != Phase::kVoted ||
         frame.generation() != state_.generation.value()) {
       return {Drop("an outcome that is not awaited")};
@@ -230,6 +245,10 @@ std::string WaitingFor(const MemberState& state, absl::Time now) {
   switch (state.phase) {
     case Phase::kJoining:
       return absl::StrCat("node 0 has not sent a view for ", waited);
+    case Phase::kReady:
+      return absl::StrCat(
+          "node 0 has not said that all nodes have the first weights for ",
+          waited);
     case Phase::kVoted:
       return absl::StrCat("node 0 has not decided step ",
                           state.open_step.value(), " for ", waited);

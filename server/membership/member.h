@@ -3,12 +3,12 @@
 // has no answer yet is repeated; repeating changes nothing at the other end.
 //
 //   idle --join--> joining --View--> member --vote--> voted
-//                     |                ^                |
-//                  Refusal             +-- Commit ------+
-//                     v                +-- Abort -------+ (next generation)
-//                   ended              +-- Heal --------+ (healing; then it
-//                     ^                                    votes again)
-//                     +-- Leave from the coordinator, loss, timeout
+//                     |              ^  |  ^            |
+//                  Refusal       Start  |  +-- Commit --+
+//                     |              |  |  +-- Abort ---+ (next generation)
+//                     |            ready<  +-- Heal ----+ (healing; then it
+//                     v                                    votes again)
+//                   ended <-- Leave from the coordinator, loss, timeout
 //
 // A Leave with `relinks`, sent or received, or made here for a coordinator that
 // is silent, ends only this life: the job goes on by another one.
@@ -41,6 +41,7 @@ struct MemberState {
     kIdle,
     kJoining,
     kMember,
+    kReady,
     kVoted,
     kHealing,
     kLeaving,
@@ -52,7 +53,7 @@ struct MemberState {
   int heal_round = 0;  // of the open step
   Incarnation coordinator;
   v1::Join join;
-  v1::PeerFrame unanswered;  // join, vote or leave
+  v1::PeerFrame unanswered;  // join, ready, vote or leave
   absl::Time repeat_at = absl::InfiniteFuture();
   absl::Time since = absl::InfinitePast();  // of `unanswered`, or of healing
   absl::Time heard = absl::InfinitePast();  // the coordinator
@@ -61,6 +62,7 @@ struct MemberState {
 struct JoinWish {
   v1::Join join;
 };
+struct ReadyWish {};
 struct VoteWish {
   v1::Vote vote;
 };
@@ -73,11 +75,11 @@ struct CoordinatorFrame {
   v1::PeerFrame frame;
 };
 struct MemberTick {};
-using MemberEvent =
-    std::variant<JoinWish, VoteWish, LeaveWish, CoordinatorFrame, MemberTick>;
+using MemberEvent = std::variant<JoinWish, ReadyWish, VoteWish, LeaveWish,
+                                 CoordinatorFrame, MemberTick>;
 
-// kSend goes to the coordinator; kNotify carries view, commit, abort or leave
-// for the observer.
+// kSend goes to the coordinator; kNotify carries view, start, commit, abort or
+// leave for the observer.
 Actions Decide(const MemberOptions& options, const MemberEvent& event,
                absl::Time now, MemberState* state);
 

@@ -49,6 +49,8 @@ class MembershipImpl final : public Membership {
     OnMember(JoinWish{join});
   }
 
+  void Ready() override { OnMember(ReadyWish{}); }
+
   void CastVote(const v1::Vote& vote) override { OnMember(VoteWish{vote}); }
 
   void Leave(absl::Status why) override {
@@ -67,7 +69,7 @@ class MembershipImpl final : public Membership {
       ++dropped_frames_;
       return;
     }
-    if (frame.has_join() || frame.has_vote()) {
+    if (frame.has_join() || frame.has_ready() || frame.has_vote()) {
       ToCoordinator(from, frame);
     } else if (frame.has_leave() && coordinator_.has_value()) {
       ToCoordinator(from, frame);
@@ -172,6 +174,8 @@ class MembershipImpl final : public Membership {
   void Notify(const v1::PeerFrame& frame) {
     if (frame.has_view()) {
       parts_.observer->OnView(Generation(frame.generation()), frame.view());
+    } else if (frame.has_start()) {
+      parts_.observer->OnStart();
     } else if (frame.has_commit()) {
       parts_.observer->OnCommit(frame.commit());
     } else if (frame.has_abort()) {

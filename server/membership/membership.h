@@ -5,6 +5,8 @@
 //
 //   node      Join ------------->  coordinator   all nodes here, all equal?
 //             <-------------- View (generation, open step)   or Refusal
+//             Ready ------------>                all have the first weights?
+//             <------------- Start
 //             Vote ------------->                all voted: norm, clip, skip
 //             <------------ Commit | Abort (recorded before it is sent)
 //             <------------ Heal   (other weights: mended, then voted again)
@@ -43,6 +45,8 @@ class MembershipObserver {
  public:
   virtual ~MembershipObserver() = default;
   virtual void OnView(Generation generation, const v1::View& view) = 0;
+  // All nodes are Ready; follows where the view awaits that.
+  virtual void OnStart() = 0;
   virtual void OnCommit(const v1::Commit& commit) = 0;
   virtual void OnAbort(const v1::Abort& abort) = 0;
   // The nodes show different weights: this one compares its own with their
@@ -91,6 +95,9 @@ class Membership {
   virtual ~Membership() = default;
 
   virtual void Join(const v1::Join& join) = 0;
+  // Once, after a view that awaits it: the first weights are here, and outlive
+  // this daemon where a keeper does.
+  virtual void Ready() = 0;
   virtual void CastVote(const v1::Vote& vote) = 0;
   // This node's part ends. OK: its workers closed the job; OnEnded follows when
   // those of all nodes did. An error ends the job everywhere else at once, and

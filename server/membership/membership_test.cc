@@ -70,6 +70,7 @@ class Node final : public MembershipObserver, public FramePort {
 
   void Join(int num_nodes) {
     v1::Join join;
+    join.set_says_ready(says_ready);
     join.set_num_nodes(num_nodes);
     join.set_local_world_size(1);
     membership->Join(join);
@@ -93,7 +94,11 @@ class Node final : public MembershipObserver, public FramePort {
   void OnView(Generation generation, const v1::View& view) override {
     log.push_back(
         absl::StrCat("view ", generation.value(), "/", view.open_step()));
-    if (on_open) on_open(view.open_step());
+    if (on_open && !view.awaits_ready()) on_open(view.open_step());
+  }
+  void OnStart() override {
+    log.push_back("start");
+    if (on_open) on_open(1);
   }
   void OnCommit(const v1::Commit& commit) override {
     log.push_back(absl::StrCat("commit ", commit.step()));
@@ -116,6 +121,7 @@ class Node final : public MembershipObserver, public FramePort {
 
   std::unique_ptr<Membership> membership;
   std::vector<std::string> log;
+  bool says_ready = false;
   std::function<void(int64_t step)> on_open;
   std::function<void(const v1::Heal& heal)> on_heal;
 
@@ -196,6 +202,37 @@ TEST_F(MembershipTest, EveryNodeHearsTheSameWhateverTheNetworkDoes) {  // I19
 }
 
 // Node 1 shows other weights at steps 2 and 4 until its second round.
+// The slowest node is ready long after the others may be silent.
+TEST_F(MembershipTest, AllStartTogetherWhateverTheNetworkDoes) {  // I19, I23
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    Make(3, seed, /*loss=*/0.3, /*repeat=*/0.3);
+    int num_ready = 0;
+    for (size_t n = 0; n < nodes_.size(); ++n) {
+      Node* const node = nodes_[n].get();
+      node->says_ready = true;
+      node->on_open = [&, node](int64_t step) {
+        EXPECT_EQ(num_ready, 3);
+        if (step == 1) node->Vote(1);
+      };
+      world_->PostAfter(absl::Seconds(10 + 40 * n), [&, node] {
+        EXPECT_THAT(node->log, ElementsAre("view 1/1"));
+        ++num_ready;
+        node->membership->Ready();
+        if (num_ready < 3) {
+          EXPECT_THAT(node->membership->WaitingFor(),
+                      HasSubstr("the first weights"));
+        }
+      });
+    }
+    JoinAll();
+    world_->RunFor(absl::Minutes(3));
+    for (auto& node : nodes_) {
+      EXPECT_THAT(node->log, ElementsAre("view 1/1", "start", "commit 1"))
+          << "seed " << seed;
+    }
+  }
+}
+
 TEST_F(MembershipTest, WeightsAreHealedWhateverTheNetworkDoes) {  // I2, I19
   constexpr int kSteps = 5;
   for (uint64_t seed = 1; seed <= 30; ++seed) {

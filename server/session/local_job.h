@@ -97,7 +97,8 @@ class LocalJob {
                std::vector<kernels::HyperParameters> groups,
                std::vector<std::string> cursors, std::string rank0_cursor,
                std::string source = "");
-  // The job ran when the last daemon ended, or was suspended: before its next
+  // The job ran when the last daemon ended, or was suspended, or its first
+  // weights are here and other nodes may still lack theirs: before its next
   // Open here, which looks at all that workers left once more. `step`
   // is the one whose commit is carried out next, or the open one; weights of
   // the version before it are published. What its control blocks say of later

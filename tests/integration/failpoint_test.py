@@ -19,6 +19,7 @@ _STEPS = 8
 # At which passage; by default the third. What is passed while a job begins is
 # opening_test's.
 _HITS = {
+    "daemon.begun": 1,
     "daemon.forgetting": 2,
     "daemon.weights_there": 1,
     "engine.aborted": 1,

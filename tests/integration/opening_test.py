@@ -202,22 +202,32 @@ class NodesTest(Case, nodes.NodesCase):
         daemon.wait()
         daemon.start()
 
-    def test_killed_while_weights_are_loaded(self):
-        """Node 0's, as it sends the initial weights: node 1, whose daemon
-        lives, hears that the job has lost a node, and comes again."""
-        daemons = self.start_nodes(2)
+    def test_killed_as_the_job_begins(self):
+        """As a node sends the initial weights, has them, or has put down that
+        the job has begun: the other one, whose daemon lives, may be as far or
+        not, hears that the job has lost a node, and comes again."""
+        for patience in ("0s", "20s"):
+            daemons = self.start_nodes(
+                2, "transport.relink_timeout=" + patience)
+            self.check_killed_as_it_begins(daemons)
+
+    def check_killed_as_it_begins(self, daemons):
         expected = self.check_ends(self.ranks(daemons, 2), told=())
-        plain = daemons[0].command
-        daemons[0].command = [
-            chaos.PROGRAM if word == os.environ["BALLASTD"] else word
-            for word in plain] + ["--failpoints",
-                                  "daemon.weights_leave=kill@1"]
-        self.start_over(daemons[0])
-        ranks = self.ranks(daemons, 2)
-        self.assertEqual(daemons[0].wait(), 128 + signal.SIGKILL)
-        daemons[0].command = plain
-        daemons[0].start()
-        self.assertEqual(self.check_ends(ranks, told=(0, 1)), expected)
+        for node, moment in ((0, "weights_leave"), (1, "weights_there"),
+                             (0, "begun"), (1, "begun")):
+            with self.subTest(moment, node=node):
+                daemon = daemons[node]
+                plain = daemon.command
+                daemon.command = [
+                    chaos.PROGRAM if word == os.environ["BALLASTD"] else word
+                    for word in plain] + ["--failpoints",
+                                          "daemon.%s=kill@1" % moment]
+                self.start_over(daemon)
+                ranks = self.ranks(daemons, 2)
+                self.assertEqual(daemon.wait(), 128 + signal.SIGKILL)
+                daemon.command = plain
+                daemon.start()
+                self.assertEqual(self.check_ends(ranks, told=(0, 1)), expected)
         self.assert_nothing_is_left(daemons)  # I28
 
     def test_killed_while_nodes_gather(self):

@@ -297,13 +297,11 @@ bool Cluster::Step() {
 
 void Cluster::DieAtFailpoints(absl::Duration away) {
   away_ = away;
+  networks_.meets_to_begin = true;
   base::SetDeath([this](std::string_view failpoint) { Die(failpoint); });
 }
 
 void Cluster::Die(std::string_view failpoint) {
-  // A job that has begun on some of its nodes only is not kept on the others.
-  const size_t first = static_cast<size_t>(scenario_.first_version);
-  if (scenario_.nodes > 1 && result_.weights.size() <= first) return;
   constexpr std::string_view kDaemon = "daemon-";
   std::string_view who = world_.running();
   int node = starting_node_;  // or it is only just being made

@@ -207,6 +207,27 @@ bool IsOfSeveral(const std::string& name) {
          absl::StartsWith(name, "replica.");
 }
 
+// Nodes that begin a job: some have its first weights, some do not yet. Nobody
+// has told a worker that it has begun, so they open it anew, or go on with it.
+TEST(FailpointTest, ADeathWhileNodesBeginChangesNoBit) {
+  for (const char* const exchange :
+       {"exact", "delta4 override:*=int4\nreplica_every 1",
+        "zeropp override:*=int8 secondary_partition=none\nunits_at_once 3"}) {
+    for (const char* const name :
+         {"daemon.weights_leave", "daemon.weights_there", "daemon.begun",
+          "session.begin", "session.attached"}) {
+      int deaths = 0;
+      for (const int hit : {1, 2, 3}) {
+        for (uint64_t seed = 1; seed <= 5; ++seed) {
+          deaths += CountDeaths(absl::StrCat(name, "=kill@", hit),
+                                absl::StrCat(exchange, "\nnodes 3"), seed);
+        }
+      }
+      EXPECT_EQ(deaths, 15) << name << " " << exchange;
+    }
+  }
+}
+
 // Of two nodes, either one's; also while a snapshot or a replica is being made,
 // which the other one has to give up.
 TEST(FailpointTest, ADeathOfOneOfTwoNodesChangesNoBit) {

@@ -64,6 +64,10 @@ constexpr Breakage kBreakages[] = {
      "nodes 2\nexchange delta4 override:*=int4\nbucket_bytes 32768\n"
      "at step 3 corrupt node 0 owner\n",
      "", "is not the reference model's"},
+    // Node 1 has no first weights yet, and nothing of the job when it comes
+    // back, but node 0's workers have been told that it has begun.
+    {"daemon.starts_alone", "nodes 2\n", "daemon.weights_there=kill@2",
+     "part of the job's state, which is lost"},
     // The next daemon takes what is wanted for what is held: frozen ones, whose
     // version is known.
     {"session.wanted_is_held",
