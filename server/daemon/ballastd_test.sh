@@ -99,6 +99,6 @@ no_sockets || fail "sockets left after ballastctl drain"
 "$ballastd" --set compute.thread=1 2>"$dir/usage"
 [ $? = 2 ] || fail "an unknown key is code 2"
 grep -q 'compute.threads' "$dir/usage" || fail "no nearest key"
-"$ballastd" --print-config | grep -q 'bucket_bytes: 4MiB' || fail "print-config"
+"$ballastd" --print-config | grep -q 'bucket_bytes: 5MiB' || fail "print-config"
 "$ballastd" --version | grep -q '^ballastd ' || fail "version"
 echo PASSED
