@@ -211,6 +211,25 @@ class KeepersTest(LabCase):
             self.assertNotEqual(after[1], before[1])
             self.assertEqual(after[:1] + after[2:], before[:1] + before[2:])
 
+    def test_the_folders_lab_is_meant(self):
+        """Whatever other labs there are; without a folder it must be named."""
+        self.up("--keepers")
+        before = self.pids()
+        with tempfile.TemporaryDirectory(prefix="lab-test-") as other:
+            self.env["BALLAST_LAB_DIR"] = other
+            self.assertIn("no lab of this user in " + other,
+                          self.lab("restart-daemon", "0", code=1))
+            lab_id = self.up()
+            self.assertIn("has no keepers",
+                          self.lab("restart-daemon", "0", code=1))
+            del self.env["BALLAST_LAB_DIR"]
+            self.assertIn("name one with --lab",
+                          self.lab("restart-daemon", "0", code=1))
+            self.env["BALLAST_LAB_DIR"] = self.directory
+            self.lab("restart-daemon", "0")
+            self.assertNotEqual(self.pids()[0], before[0])
+            self.lab("down", lab_id)
+
     def test_a_keeper_is_replaced(self):
         self.up("--keepers")
         daemon, keeper = self.pids()

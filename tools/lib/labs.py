@@ -121,14 +121,15 @@ def own(lab: Lab) -> None:
 def _replace_old(directory: str) -> None:
     if not os.path.exists(os.path.join(directory, _STATE)):
         return
-    old = _read(directory)
+    old = in_folder(directory)
     if old.owner_runs():
         raise Busy("lab %s runs in %s (process %d); tools/lab down %s ends it"
                    % (old.lab_id, directory, old.pid, old.lab_id))
     clean(old)
 
 
-def _read(directory: str) -> Lab:
+def in_folder(directory: str) -> Lab:
+    """The lab whose folder this is."""
     path = os.path.join(directory, _STATE)
     if not _is_ours(path):
         raise NoSuchLab("no lab of this user in %s" % directory)
@@ -144,7 +145,7 @@ def find(lab_id: str) -> Lab:
     entry = _entry(lab_id)
     if network.ID_PATTERN.match(lab_id) and _is_ours(entry):
         try:
-            lab = _read(os.path.realpath(entry))
+            lab = in_folder(os.path.realpath(entry))
         except NoSuchLab:
             lab = None
         if lab is not None and lab.lab_id == lab_id:
