@@ -322,7 +322,7 @@ class JobRuntime final : public session::JobObserver,
   Step finished_;   // the last ones that snapshots were told of
   bool has_joined_ = false;
   bool has_started_ = false;   // the first weights are here
-  bool awaits_start_ = false;  // and then not all nodes may have theirs yet
+  bool awaits_start_ = false;  // the view's awaits_ready
   bool has_ended_ = false;     // for membership
   bool is_stopping_ = false;
   bool is_cancelling_ = false;  // a collective's Cancel is under way

@@ -301,7 +301,6 @@ void JobRuntime::StartFirst() {
 
 void JobRuntime::OnStart() {
   if (is_stopping_) return;
-  awaits_start_ = false;
   engine_->Start(generation_, first_step_, collective_.get());
 }
 
@@ -309,7 +308,6 @@ void JobRuntime::OnStart() {
 void JobRuntime::GoOn(const v1::View& view) {
   is_meeting_ = false;
   has_started_ = true;
-  awaits_start_ = false;
   resumption_.reset();
   if (holds_steps_) membership_->HoldSteps().IgnoreError();
   const Step state = state_->scalars().step;
