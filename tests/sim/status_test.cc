@@ -31,6 +31,14 @@ steps 3
   return *parsed;
 }
 
+// What befalls rank 1 befalls the second node's instead.
+Scenario OnTwoNodes(std::string_view more) {
+  Scenario scenario = Make(more);
+  scenario.nodes = 2;
+  scenario.faults[0].where = 3;
+  return scenario;
+}
+
 v1::JobSummary OnlyJob(Cluster& cluster, int node = 0) {
   const std::vector<v1::JobSummary> jobs = cluster.node(node).Jobs();
   EXPECT_THAT(jobs, SizeIs(1));
@@ -85,10 +93,8 @@ TEST(StatusTest, StoppedRankIsToldFromASlowOne) {
 
 // Nodes that wait hear it too.
 TEST(StatusTest, AStoppedRankOfAnotherNodeIsNamed) {
-  Scenario scenario = Make("at step 2 stop rank 1 back 20s\n");
-  scenario.nodes = 2;
-  scenario.faults[0].where = 3;
-  Cluster cluster(scenario, 1, kernels::Reference());
+  Cluster cluster(OnTwoNodes("at step 2 stop rank 1 back 20s\n"), 1,
+                  kernels::Reference());
   cluster.Start();
   cluster.clock().RunFor(absl::Seconds(10));
   EXPECT_THAT(OnlyJob(cluster, 0).waiting_for(),
@@ -105,10 +111,8 @@ TEST(StatusTest, LostRankIsNamed) {
 }
 
 TEST(StatusTest, OtherNodesAreNamed) {
-  Scenario scenario = Make("at step 2 slow rank 1 back 20s\n");
-  scenario.nodes = 2;
-  scenario.faults[0].where = 3;
-  Cluster cluster(scenario, 1, kernels::Reference());
+  Cluster cluster(OnTwoNodes("at step 2 slow rank 1 back 20s\n"), 1,
+                  kernels::Reference());
   cluster.Start();
   cluster.clock().RunFor(absl::Seconds(10));
   EXPECT_THAT(
