@@ -1,8 +1,11 @@
 #include "server/transport/ucx/ucx_transport.h"
 
 #include <algorithm>
+#include <atomic>
+#include <deque>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -11,6 +14,7 @@
 #include "server/base/event_loop.h"
 #include "server/base/random.h"
 #include "server/base/status_matchers.h"
+#include "server/base/thread_pool.h"
 #include "server/transport/transport_conformance.h"
 #include "server/transport/ucx/endpoint_token.h"
 #include "server/transport/ucx/ucp_endpoint.h"
@@ -253,6 +257,85 @@ TEST_F(UcxThreadsTest, MovesManyChunksOfManyExchanges) {
       }
     }
   }
+}
+
+// A pool that is busy on every processor: each of its threads has a task that
+// does not end before this does.
+class HeldPool {
+ public:
+  explicit HeldPool(base::Executor* executor)
+      : pool_({.num_threads =
+                   2 * static_cast<int>(std::thread::hardware_concurrency())},
+              executor) {
+    for (int i = 0; i < pool_.num_threads(); ++i) {
+      pool_.Submit(&tasks_.emplace_back(this));
+    }
+    while (num_held_ < pool_.num_threads()) std::this_thread::yield();
+  }
+  ~HeldPool() { is_held_ = false; }
+
+  base::ComputePool* pool() { return &pool_; }
+
+ private:
+  struct Spin final : base::Task {
+    explicit Spin(HeldPool* the_pool) : pool(the_pool) {}
+    void Run(int) override {
+      ++pool->num_held_;
+      while (pool->is_held_) {
+      }
+    }
+    void Done() override {}
+    HeldPool* const pool;
+  };
+  std::atomic<bool> is_held_ = true;
+  std::atomic<int> num_held_ = 0;
+  std::deque<Spin> tasks_;
+  base::ThreadPool pool_;  // ends first
+};
+
+// Tensors and frames move though no thread of the pool is ever free.
+TEST_F(UcxThreadsTest, ABusyPoolDoesNotStopProgress) {
+  const HeldPool held(nodes_.loop());
+  const auto sides = MakeAllToAll(0, 100'000);
+  for (size_t step = 1; step <= 5; ++step) {
+    for (const auto& side : sides) side->Post(step);
+    ASSERT_TRUE(nodes_.RunUntil([&] {
+      return std::ranges::all_of(sides, [&](const auto& side) {
+        return side->observer.calls.size() == step;
+      });
+    }));
+    for (const auto& side : sides) EXPECT_TRUE(side->HasWhatOthersSent(step));
+    ASSERT_THAT(nodes_.node(0)->peer_link()->Send(NodeRank(1), "ping"), IsOk());
+    ASSERT_TRUE(nodes_.RunUntil(
+        [&] { return nodes_.inbox(1)->frames.size() == step; }));
+  }
+}
+
+// The control: progress that is a task of the pool waits for a free thread.
+TEST(UcxTransportTest, ProgressInABusyPoolWouldStop) {
+  struct Progress final : base::Task {
+    explicit Progress(UcxNodes* the_nodes) : nodes(the_nodes) {}
+    void Run(int) override {
+      for (int rank = 0; rank < nodes->size(); ++rank) {
+        nodes->node(rank)->RunOnce(absl::ZeroDuration());
+      }
+    }
+    void Done() override {}
+    UcxNodes* const nodes;
+  };
+  UcxNodes nodes(2, SomeOptions(/*has_thread=*/false));
+  Progress progress(&nodes);
+  {
+    HeldPool held(nodes.loop());
+    ASSERT_THAT(nodes.node(0)->peer_link()->Send(NodeRank(1), "ping"), IsOk());
+    held.pool()->Submit(&progress);
+    for (int turn = 0; turn < 20; ++turn) {
+      nodes.loop()->RunOnce(absl::Milliseconds(10));
+    }
+    EXPECT_TRUE(nodes.inbox(1)->frames.empty());
+  }
+  EXPECT_TRUE(
+      nodes.RunUntil([&] { return nodes.inbox(1)->frames.size() == 1; }));
 }
 
 // After Cancel the memory is the owner's: the sanitizer and the contents say.
