@@ -47,12 +47,12 @@ bool MayBeOfRank(Fault::Kind kind) {
 // their body, of which those that node 0 answers with, or tells by itself, are
 // replies.
 constexpr std::string_view kCalls[] = {"attach", "begin", "close"};
-constexpr std::string_view kRequests[] = {"poll",  "join",  "vote",  "leave",
-                                          "note",  "pull",  "offer", "wish",
-                                          "armed", "shard", "held"};
+constexpr std::string_view kRequests[] = {"poll",  "join",  "ready", "vote",
+                                          "leave", "note",  "pull",  "offer",
+                                          "wish",  "armed", "shard", "held"};
 constexpr std::string_view kReplies[] = {
-    "poll", "view",   "refusal", "commit",  "abort",
-    "heal", "choice", "order",   "collect", "outcome"};
+    "poll", "view",   "start", "refusal", "commit", "abort",
+    "heal", "choice", "order", "collect", "outcome"};
 
 std::string List(std::span<const std::string_view> names) {
   return absl::StrJoin(names, ", ",

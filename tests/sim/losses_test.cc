@@ -1,7 +1,11 @@
 #include "tests/sim/losses.h"
 
+#include <string>
+
 #include "gtest/gtest.h"
 #include "proto/peer.pb.h"
+#include "tests/sim/fault.h"
+#include "tests/sim/line.h"
 
 namespace ballast::sim {
 namespace {
@@ -37,6 +41,32 @@ TEST(LossesTest, KnowsFramesByWhatTheyCarry) {
             "offer");
   EXPECT_EQ(KindOfFrame(""), "");
   EXPECT_EQ(KindOfFrame("\xff"), "");
+}
+
+// A frame that is new to the protocol is one that scenarios can lose.
+TEST(LossesTest, ScenariosCanLoseFramesOfEveryKind) {
+  const auto can_lose = [](const std::string& what) {
+    for (const char* const kind : {"lose_request", "lose_reply"}) {
+      Line line({"step", "1", kind, what, "node", "1"});
+      if (ParseFault(&line, /*nodes=*/2, /*workers=*/1).ok()) return true;
+    }
+    return false;
+  };
+  EXPECT_FALSE(can_lose("bananas"));
+  int num_kinds = 0;
+  for (const google::protobuf::Descriptor* const type :
+       {v1::PeerFrame::descriptor(), v1::SnapshotFrame::descriptor(),
+        v1::ResumeFrame::descriptor()}) {
+    const google::protobuf::OneofDescriptor* const body =
+        type->FindOneofByName("body");
+    for (int i = 0; i < body->field_count(); ++i) {
+      const std::string& name = body->field(i)->name();
+      if (name == "snapshot" || name == "resume") continue;  // what they carry
+      EXPECT_TRUE(can_lose(name)) << name;
+      ++num_kinds;
+    }
+  }
+  EXPECT_GT(num_kinds, 18);
 }
 
 TEST(LossesTest, LosesOneRequestOfWhoAsks) {

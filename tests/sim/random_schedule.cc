@@ -170,7 +170,9 @@ class Drawing {
 
   // So many, in ascending steps.
   void DrawFaults() {
-    if (OneIn(3)) DrawLostWord(0, {"attach", "begin"}, {"join"}, {"view"});
+    if (OneIn(3))
+      DrawLostWord(0, {"attach", "begin"}, {"join", "ready"},
+                   {"view", "start"});
     for (int step = 1; step <= steps_; ++step) {
       if (MayLoseKeeper(step) && OneIn(8)) {
         DrawKeeperDeath(step);
