@@ -28,14 +28,6 @@ struct Death {
   int node;
 };
 
-bool NeedsKeepers(const Scenario& scenario) {
-  return scenario.has_keepers ||
-         std::ranges::any_of(scenario.faults, [](const Fault& fault) {
-           return fault.kind == Fault::Kind::kRestart ||
-                  fault.kind == Fault::Kind::kKeeperDies;
-         });
-}
-
 bool RestartsToBegin(const Scenario& scenario) {
   return std::any_of(
       scenario.faults.begin(), scenario.faults.end(), [](const Fault& fault) {

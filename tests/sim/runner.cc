@@ -41,14 +41,9 @@ void Count(Fault::Kind kind, int64_t times, Result* result) {
   result->faults_by_kind[static_cast<size_t>(kind)] += static_cast<int>(times);
 }
 
-bool Restarts(const Scenario& life) {
-  return life.has_keepers ||
-         std::ranges::any_of(life.faults,
-                             [](const Fault& fault) {
-                               return fault.kind == Fault::Kind::kRestart ||
-                                      fault.kind == Fault::Kind::kKeeperDies;
-                             }) ||
-         std::ranges::any_of(life.next, Restarts);
+// In any of its lives.
+bool EverNeedsKeepers(const Scenario& life) {
+  return NeedsKeepers(life) || std::ranges::any_of(life.next, EverNeedsKeepers);
 }
 
 // All lives of a job, one after the other. Those on the nodes of the one before
@@ -57,7 +52,7 @@ class Lives {
  public:
   Lives(const Scenario& first, uint64_t seed, const kernels::Kernels& kernels)
       : life_(first), seed_(seed), kernels_(kernels) {
-    life_.has_keepers = Restarts(first);
+    life_.has_keepers = EverNeedsKeepers(first);
   }
 
   Result Run() {

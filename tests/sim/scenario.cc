@@ -1,5 +1,6 @@
 #include "tests/sim/scenario.h"
 
+#include <algorithm>
 #include <map>
 #include <set>
 #include <utility>
@@ -344,6 +345,14 @@ absl::Status ParseText(std::string_view text, std::vector<Scenario>* lives) {
 }
 
 }  // namespace
+
+bool NeedsKeepers(const Scenario& scenario) {
+  return scenario.has_keepers ||
+         std::ranges::any_of(scenario.faults, [](const Fault& fault) {
+           return fault.kind == Fault::Kind::kRestart ||
+                  fault.kind == Fault::Kind::kKeeperDies;
+         });
+}
 
 absl::StatusOr<Scenario> ParseScenario(std::string_view name,
                                        std::string_view text) {

@@ -96,6 +96,9 @@ struct Scenario {
   int world_size() const { return nodes * workers; }
 };
 
+// Whether its daemons are replaced, in this life.
+bool NeedsKeepers(const Scenario& scenario);
+
 // InvalidArgument names the line.
 absl::StatusOr<Scenario> ParseScenario(std::string_view name,
                                        std::string_view text);
