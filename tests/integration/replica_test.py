@@ -1,6 +1,7 @@
 """Jobs that go on from what nodes hold in memory: a node is lost for good, or
 the job comes back in another shape. No daemon has a snapshots.directory."""
 
+import re
 import signal
 import threading
 import unittest
@@ -131,8 +132,30 @@ class ReplicaTest(nodes.NodesCase):
         new.peer = peer
         # It is node 0, and knows nothing of the job before it has asked.
         self.check_goes_on([new, daemons[2], daemons[1]], 1, 3, latest)
-        # What a lost life held is counted apart, and gone.
-        self.assertIn("ballast_replica_lag_steps", daemons[1].metrics())
+
+    def test_what_a_lost_node_would_undo_is_told(self):
+        """The lag: steps since the last replica that is whole, on all nodes."""
+        daemons = self.start(2, 2)
+
+        def lags():
+            found = []
+            for daemon in daemons:
+                found += re.findall(r'^ballast_replica_lag_steps\{job_id="job"\} '
+                                    r"(\d+)$", daemon.metrics(), re.MULTILINE)
+            return [int(lag) for lag in found]
+
+        barrier = threading.Barrier(2)
+
+        def run(rank):
+            with self.open(daemons, rank, 1) as session:
+                for last, lag in ((1, 1), (2, 0), (3, 1), (4, 0)):
+                    job.train(session, last)
+                    barrier.wait(lab.PATIENCE)
+                    lab.poll(lambda: lags() == [lag, lag],
+                             "after step %d it is %d" % (last, lag))
+                    barrier.wait(lab.PATIENCE)
+
+        lab.run_ranks(2, run)
 
     def test_two_nodes_more_than_before(self):
         daemons = self.start(2, 2)
