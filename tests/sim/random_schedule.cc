@@ -148,7 +148,8 @@ class Drawing {
     Say("in_flight ", Between(1, 4));
     if (gathers_) Say("units_at_once ", Between(2, 4));
     if (OneIn(2)) Say("push_order ", Pick({"reverse", "random"}));
-    if (OneIn(2)) Say("overlap");
+    overlaps_ = OneIn(2);
+    if (overlaps_) Say("overlap");
     // Of damage only what a step writes anew is known.
     if (!gathers_ && !MayCorrupt() && OneIn(3)) {
       load_step_ = Between(1, steps_);
@@ -260,10 +261,12 @@ class Drawing {
   }
 
   // Only where daemons are replaced is it of any use, and only later: a node
-  // that loses both is lost.
+  // that loses both is lost. Where pushes overlap, the slow rank that makes the
+  // step long enough may have waited before any rank has all of its weights:
+  // the step begins late then, and is short.
   bool MayLoseKeeper(int step) const {
-    return step < steps_ && step > last_node_fault_ + 1 && !GoesOn() &&
-           (nodes_ == 1 || (relinks_ && step > 1));
+    return !overlaps_ && step < steps_ && step > last_node_fault_ + 1 &&
+           !GoesOn() && (nodes_ == 1 || (relinks_ && step > 1));
   }
   // Alone in its step, which lasts until another keeper is there: nothing of
   // the step before makes its workers begin it anew.
@@ -398,6 +401,7 @@ class Drawing {
   bool is_delta_ = false;
   bool gathers_ = false;
   bool relinks_ = false;  // if its nodes lose one another
+  bool overlaps_ = false;
   bool has_node_faults_ = false;
   std::set<int> restarted_;  // nodes; their keepers must live
   int last_node_fault_ = 0;  // step
