@@ -59,6 +59,11 @@ absl::Status OwnedWeights::PlanSlices() {
     coded_offsets_.push_back(coded);
     coded += PadBytes(slices[self()].bytes);
   }
+  for (size_t b = 0; b < slices_.size(); ++b) {
+    for (const CodedChunk& chunk : slices_[b][self()].chunks) {
+      own_chunks_.push_back({&chunk, coded_offsets_[b]});
+    }
+  }
   is_coded_.resize(units_->size());
   if (coded > 0) {
     ASSIGN_OR_RETURN(coded_, parts.device->AllocateShared(
@@ -121,6 +126,12 @@ void OwnedWeights::Restore(bool is_coded) {
   DropRaw();
 }
 
+void OwnedWeights::SetCoded(BucketId bucket) {
+  if (is_coded_[bucket.value()]) return;
+  is_coded_[bucket.value()] = true;
+  ++num_coded_;
+}
+
 // Its name may be kept, so its memory is given back by itself.
 void OwnedWeights::DropRaw() {
   if (raw_ == nullptr) return;
@@ -181,17 +192,30 @@ std::span<const CodedRun> OwnedWeights::OwnRuns(BucketId bucket,
 void OwnedWeights::DecodeChunk(int thread, BucketId bucket, int owner,
                                size_t chunk, const std::byte* part,
                                std::byte* segment) const {
-  float* const decoded = context_.threads[thread].scratch.data();
   for (const CodedRun& coded :
        slices_[bucket.value()][owner].chunks[chunk].runs) {
     const layout::Piece& piece = *coded.piece;
-    const kernels::DType dtype = context_.dtype(piece);
-    coded.codec->Decode(piece.size(), part + coded.offset, decoded);
-    context_.parts.kernels->cast(
-        decoded, dtype, piece.size(),
-        segment + context_.parts.layout->place(piece.tensor).weight_offset +
-            piece.begin * kernels::SizeOf(dtype));
+    DecodeRun(coded, part, context_.threads[thread].scratch.data(),
+              segment +
+                  context_.parts.layout->place(piece.tensor).weight_offset +
+                  piece.begin * kernels::SizeOf(context_.dtype(piece)));
   }
+}
+
+void OwnedWeights::DecodeOwn(int64_t chunk, size_t run,
+                             std::span<float> scratch,
+                             std::span<std::byte> into) const {
+  const OwnChunk& own = own_chunks_[chunk];
+  DecodeRun(own.coded->runs[run], coded_->bytes().data() + own.slice_offset,
+            scratch.data(), into.data());
+}
+
+void OwnedWeights::DecodeRun(const CodedRun& coded, const std::byte* slice,
+                             float* decoded, std::byte* into) const {
+  const layout::Piece& piece = *coded.piece;
+  coded.codec->Decode(piece.size(), slice + coded.offset, decoded);
+  context_.parts.kernels->cast(decoded, context_.dtype(piece), piece.size(),
+                               into);
 }
 
 }  // namespace ballast::collective

@@ -2,11 +2,11 @@
 // (secondary_partition=none): its shards of every unit (layout/gather_units.h),
 // as they go to whoever gathers them, and how parts are read back.
 //
-//   raw     elements in their own type: initial values, frozen tensors, and
-//           every version where the policy does not quantize weights; the
-//           optimizer casts into it
+//   raw     elements in their own type: initial and stored values, frozen
+//           tensors, and every version where the policy does not quantize
+//           weights; the optimizer casts into it
 //   coded   where it does: the masters encoded once per version (FORMAT.md),
-//           from the first committed step on; then the raw ones are dropped
+//           from the first update on; after it the raw ones are dropped
 //
 // Every reader, the owner's node too, gets the weights from the same bytes
 // (I25). Which form a version has follows from the commits, which all see.
@@ -15,7 +15,7 @@
 // its buffers gives the next life what was served (Restore).
 //
 // Threading: control thread, but for EncodeChunk and DecodeChunk, which pool
-// tasks call on disjoint chunks.
+// tasks call on disjoint chunks, and DecodeOwn.
 // Ownership: keeps its memory; borrows masters, layout, units and plan.
 #ifndef SERVER_COLLECTIVE_OWNED_WEIGHTS_H_
 #define SERVER_COLLECTIVE_OWNED_WEIGHTS_H_
@@ -45,7 +45,7 @@ class OwnedWeights {
   static absl::StatusOr<std::unique_ptr<OwnedWeights>> Create(
       const Parts& parts, const layout::GatherUnits* units);
 
-  // Of a job that an earlier life left: `is_coded`, an update has been
+  // Of a job that an earlier life left: `is_coded`, an update of its has been
   // committed, so that versions of buckets are encoded.
   void Restore(bool is_coded);
 
@@ -67,14 +67,18 @@ class OwnedWeights {
   // Takes its parts out of a whole weight segment.
   void CopyFrom(std::span<const std::byte> segment);
   // Once nobody reads them any more, nor can after a restart: an encoded
-  // version is recorded. Idempotent.
+  // version is recorded; and no snapshot does, which has each chunk before its
+  // update: the version is whole. Idempotent.
   void DropRaw();
 
   // Whether versions of buckets are encoded, and whether the one that is shown
   // now is (not the initial one).
   bool codes() const { return !slices_.empty(); }
   bool is_coded(int unit) const { return codes() && is_coded_[unit]; }
-  void SetCoded(BucketId bucket) { is_coded_[bucket.value()] = true; }
+  void SetCoded(BucketId bucket);
+  bool are_all_coded() const {  // all buckets
+    return codes() && num_coded_ == slices_.size();
+  }
 
   uint64_t size_bytes() const;  // of memory, now
 
@@ -93,12 +97,23 @@ class OwnedWeights {
                    std::span<ErrorSums> errors);
   void DecodeChunk(int thread, BucketId bucket, int owner, size_t chunk,
                    const std::byte* part, std::byte* segment) const;
+  // Any thread, while the chunk is not encoded anew: what everybody reads of
+  // one run of own chunk `chunk`, which counts over all buckets. `scratch`: of
+  // its elements.
+  void DecodeOwn(int64_t chunk, size_t run, std::span<float> scratch,
+                 std::span<std::byte> into) const;
 
  private:
+  struct OwnChunk {
+    const CodedChunk* coded;
+    uint64_t slice_offset;  // bytes, in coded_
+  };
   OwnedWeights(const Parts& parts, const layout::GatherUnits* units)
       : units_(units), context_(parts, Generation(), nullptr) {}
   absl::Status Allocate();
   absl::Status PlanSlices();
+  void DecodeRun(const CodedRun& coded, const std::byte* slice, float* decoded,
+                 std::byte* into) const;
 
   const layout::GatherUnits* const units_;
   Context context_;
@@ -107,8 +122,10 @@ class OwnedWeights {
   std::unique_ptr<device::SharedBuffer> frozen_;  // null if empty
   std::vector<std::vector<CodedSlice>> slices_;   // by bucket, owner
   std::vector<uint64_t> coded_offsets_;           // by bucket
+  std::vector<OwnChunk> own_chunks_;
   std::unique_ptr<device::SharedBuffer> coded_;
   std::vector<bool> is_coded_;  // by unit
+  size_t num_coded_ = 0;        // of them
   std::unique_ptr<device::PrivateBuffer> scratch_;
 };
 

@@ -20,7 +20,8 @@ namespace {
 
 constexpr uint64_t kMagic = 0x31424f4a'4c4c4142;  // BALLJOB1
 constexpr uint32_t kVersion = 2;
-constexpr uint32_t kNewestVersion = 3;
+constexpr uint32_t kNotResident = 3;
+constexpr uint32_t kNewestVersion = 4;
 constexpr uint64_t kPage = proto::kPageSize;
 // Two slots each. Of outcomes: 256 param groups take 48 KiB, rank 0's cursor
 // 64 KiB.
@@ -71,6 +72,7 @@ struct JobRecord::Header {
   std::atomic<int64_t> finished;  // step
   std::atomic<int64_t> loaded;    // likewise
   std::atomic<uint8_t> closed[kMaxLocalRanks];
+  int64_t updates;  // before it began; 0 but in version 4
 };
 
 absl::StatusOr<std::unique_ptr<JobRecord>> JobRecord::Create(
@@ -85,7 +87,7 @@ absl::StatusOr<std::unique_ptr<JobRecord>> JobRecord::Create(
   auto record = std::unique_ptr<JobRecord>(
       new JobRecord(std::move(buffer), job, /*has_notes=*/true));
   Header* const header = record->header();
-  header->version = job.gathers_weights() ? kNewestVersion : kVersion;
+  header->version = job.gathers_weights() ? kNotResident : kVersion;
   header->job_bytes = text.size();
   header->job_checksum = Checksum(text);
   return record;
@@ -160,9 +162,19 @@ JobRecord::Header* JobRecord::header() const {
   return reinterpret_cast<Header*>(buffer_->bytes().data());
 }
 
-void JobRecord::Begin(Step first) {
+void JobRecord::Begin(Step first, int64_t updates) {
+  if (header()->version == kNotResident && updates > 0) {
+    header()->version = kNewestVersion;
+    header()->updates = updates;
+  }
   header()->finished.store(first.value() - 1, std::memory_order_relaxed);
   header()->magic.store(kMagic, std::memory_order_release);
+}
+
+int64_t JobRecord::first_update() const {
+  const bool is_stored = header()->version == kNewestVersion &&
+                         !BALLAST_SABOTAGED("daemon.first_update_forgotten");
+  return is_stored ? header()->updates : 0;
 }
 
 void JobRecord::SetFinished(Step step) {

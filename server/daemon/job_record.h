@@ -1,6 +1,6 @@
 // What a job is and how far it has come, in memory that outlives the daemon:
 // with it the next one knows what to do with the job's other buffers. Byte
-// format, versions 1 to 3, native little-endian:
+// format, versions 1 to 4, native little-endian:
 //
 //   0      RecordHeader (job_record.cc)     magic is 0 until the job runs
 //   4096   v1::KeptJob
@@ -9,7 +9,9 @@
 //          its v1::PeerFrame alone
 //
 // Version 3 is version 2 of a job whose weights are not resident: daemons that
-// know 2 would not look for them.
+// know 2 would not look for them. Version 4 is version 3 of one that went on
+// from a stored state: daemons that know 3 would take what was stored of the
+// weights for what an update has encoded.
 //
 // Threading: control thread only. Owns the buffer.
 #ifndef SERVER_DAEMON_JOB_RECORD_H_
@@ -46,8 +48,11 @@ class JobRecord final : public membership::OutcomeLog {
 
   const v1::KeptJob& job() const { return job_; }
 
-  // Weights of the version before `first` are published: the job runs.
-  void Begin(Step first);
+  // Weights of the version before `first` are published, of a state after so
+  // many updates: the job runs.
+  void Begin(Step first, int64_t updates);
+  // Those updates: of a stored state, or none.
+  int64_t first_update() const;
   // All of the step's weights are published on this node.
   void SetFinished(Step step);
   Step finished() const;

@@ -97,7 +97,7 @@ class JobRecordTest : public testing::Test {
 
 TEST_F(JobRecordTest, IsReadByTheNextLife) {
   Restart();
-  record_->Begin(Step(41));
+  record_->Begin(Step(41), 0);
   EXPECT_THAT(record_->Record(CommitOf(41), {}), base::IsOk());
   EXPECT_THAT(record_->Record(CommitOf(42), {}), base::IsOk());
   record_->SetFinished(Step(41));
@@ -117,7 +117,7 @@ TEST_F(JobRecordTest, IsReadByTheNextLife) {
 
 TEST_F(JobRecordTest, BudgetAndErrorsAreReadByTheNextLife) {
   Restart();
-  record_->Begin(Step(1));
+  record_->Begin(Step(1), 0);
   membership::BudgetState budget;
   budget[0] = {{.codec = layout::CodecId::kInt8, .calm = 7},
                {.codec = layout::CodecId::kNone, .calm = 0}};
@@ -142,7 +142,7 @@ TEST_F(JobRecordTest, BudgetAndErrorsAreReadByTheNextLife) {
 // As an older daemon wrote it: no notes, and outcomes of another form.
 TEST_F(JobRecordTest, VersionOneIsRead) {
   Restart();
-  record_->Begin(Step(41));
+  record_->Begin(Step(41), 0);
   std::vector<std::byte> bytes = Bytes();
   constexpr size_t kNotes = 2 * (64 << 10);
   constexpr size_t kOutcomes = 2 * (128 << 10);
@@ -165,15 +165,31 @@ TEST_F(JobRecordTest, WeightsThatAreNotResidentAreVersionThree) {
   for (const bool gathers : {false, true}) {
     job_.set_gathers_weights(gathers);
     Restart();
-    record_->Begin(Step(1));
+    record_->Begin(Step(1), 0);
     std::vector<std::byte> bytes = Bytes();
     EXPECT_EQ(bytes[8], std::byte{gathers ? uint8_t{3} : uint8_t{2}});
     const auto next = OpenOf(bytes);
     ASSERT_THAT(next, base::IsOk());
     EXPECT_EQ((*next)->job().gathers_weights(), gathers);
-    bytes[8] = std::byte{4};
+    EXPECT_EQ((*next)->first_update(), 0);
+    bytes[8] = std::byte{5};
     EXPECT_THAT(OpenOf(bytes).status().message(),
-                testing::HasSubstr("format 4, this version knows 1 to 3"));
+                testing::HasSubstr("format 5, this version knows 1 to 4"));
+  }
+}
+
+// Nor one that knows 3 a job that began with what was stored of them.
+TEST_F(JobRecordTest, WhatItBeganWithIsVersionFour) {
+  for (const bool gathers : {false, true}) {
+    job_.set_gathers_weights(gathers);
+    Restart();
+    record_->Begin(Step(8), 6);
+    std::vector<std::byte> bytes = Bytes();
+    EXPECT_EQ(bytes[8], std::byte{gathers ? uint8_t{4} : uint8_t{2}});
+    const auto next = OpenOf(bytes);
+    ASSERT_THAT(next, base::IsOk());
+    EXPECT_EQ((*next)->first_update(), gathers ? 6 : 0);
+    EXPECT_EQ((*next)->finished(), Step(7));
   }
 }
 
@@ -185,7 +201,7 @@ TEST_F(JobRecordTest, AJobThatDidNotRunIsNone) {
 // I20: whatever the instant of death, the last outcome or the one before.
 TEST_F(JobRecordTest, AWriteCutAnywhereLeavesOneOfTwoOutcomes) {
   Restart();
-  record_->Begin(Step(1));
+  record_->Begin(Step(1), 0);
   EXPECT_THAT(record_->Record(CommitOf(1), {}), base::IsOk());
   EXPECT_THAT(record_->Record(CommitOf(2), {}), base::IsOk());
   const std::vector<std::byte> before = Bytes();
@@ -211,7 +227,7 @@ TEST_F(JobRecordTest, AWriteCutAnywhereLeavesOneOfTwoOutcomes) {
 // I27: any bytes are safe to read, damage is told.
 TEST_F(JobRecordTest, DamageIsFound) {
   Restart();
-  record_->Begin(Step(1));
+  record_->Begin(Step(1), 0);
   EXPECT_THAT(record_->Record(CommitOf(1), {}), base::IsOk());
   const std::vector<std::byte> good = Bytes();
   for (const size_t at :

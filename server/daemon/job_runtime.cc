@@ -78,6 +78,7 @@ absl::Status JobRuntime::Initialize() {
   ASSIGN_OR_RETURN(state_, optimizer::ShardState::Create(
                                parts_.device, layout, node, spec.optimizer,
                                AnyMomentum(spec.groups)));
+  RETURN_IF_ERROR(MakeWeights());
   MakeSnapshots();
   MakeResume();
   optimizer::Parts optimizer_parts = {
@@ -91,21 +92,7 @@ absl::Status JobRuntime::Initialize() {
       .casts_weights = !plan_->quantizes_weights(),
       .observer = this,
       .guard = snapshots_ != nullptr ? snapshots_->guard() : nullptr};
-  if (parts_.job->units() != nullptr) {
-    const collective::Parts owned_parts = CollectiveParts();
-    ASSIGN_OR_RETURN(
-        weights_,
-        JobWeights::Create({.job = parts_.job,
-                            .collective = &owned_parts,
-                            .metrics = parts_.metrics.get(),
-                            .on_failed = [this](const absl::Status& why) {
-                              OnGatherFailed(why);
-                            }}));
-    if (parts_.is_taken_over) {
-      weights_->TakeOver(state_->scalars().optimizer_step > 0);
-    }
-    weights_->AddTo(&optimizer_parts);
-  }
+  if (weights_ != nullptr) weights_->AddTo(&optimizer_parts);
   std::unique_ptr<optimizer::UndoLog> undo;
   if (parts_.is_taken_over) {
     ASSIGN_OR_RETURN(undo,
@@ -175,6 +162,24 @@ absl::Status JobRuntime::Initialize() {
   members.outcomes = record_;
   members.observer = this;
   MakeMembership();
+  return absl::OkStatus();
+}
+
+// Where they are not resident.
+absl::Status JobRuntime::MakeWeights() {
+  if (parts_.job->units() == nullptr) return absl::OkStatus();
+  const collective::Parts owned_parts = CollectiveParts();
+  ASSIGN_OR_RETURN(weights_, JobWeights::Create(
+                                 {.job = parts_.job,
+                                  .collective = &owned_parts,
+                                  .metrics = parts_.metrics.get(),
+                                  .on_failed = [this](const absl::Status& why) {
+                                    OnGatherFailed(why);
+                                  }}));
+  if (parts_.is_taken_over) {
+    weights_->TakeOver(state_->scalars().optimizer_step >
+                       parts_.record->first_update());
+  }
   return absl::OkStatus();
 }
 

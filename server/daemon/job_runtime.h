@@ -245,6 +245,7 @@ class JobRuntime final : public session::JobObserver,
 
   explicit JobRuntime(JobRuntimeParts parts);
   absl::Status Initialize();
+  absl::Status MakeWeights();
   void MakeSnapshots();
   void MakeResume();
   snapshot::LoadTarget MakeLoadTarget();

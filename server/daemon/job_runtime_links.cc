@@ -244,7 +244,7 @@ void JobRuntime::OnView(Generation generation, const v1::View& view) {
   if (peers_ != nullptr) routes_.Open(view.link_cost());
   if (weights_ != nullptr) {
     weights_->SetGeneration(generation);
-    weights_->TakeInitial();
+    weights_->TakeInitial(is_loaded_);
   }
   if (resumption_.has_value()) RevertChanges(view.commit(), plan_.get());
   const absl::Status made = MakeCollective(generation);
@@ -286,7 +286,9 @@ void JobRuntime::StartFirst() {
   if (weights_ != nullptr) {
     weights_->Begin(WeightVersion(first_step_.value() - 1));
   }
-  if (record_ != nullptr) record_->Begin(first_step_);
+  if (record_ != nullptr) {
+    record_->Begin(first_step_, state_->scalars().optimizer_step);
+  }
   BALLAST_FAILPOINT("daemon.begun");
   if (snapshots_ != nullptr) {
     snapshots_->OnStarted(WeightVersion(first_step_.value() - 1));

@@ -10,6 +10,7 @@
 #include "server/daemon/job_identity.h"
 #include "server/daemon/job_manifest.h"
 #include "server/daemon/job_runtime.h"
+#include "server/snapshot/weight_places.h"
 
 namespace ballast::daemon {
 
@@ -18,14 +19,6 @@ namespace ballast::daemon {
 void JobRuntime::MakeSnapshots() {
   const bool has_replicas = parts_.replicas.every_steps > 0;
   if (parts_.snapshot_files == nullptr && !has_replicas) return;
-  const session::JobSpec& spec = parts_.job->spec();
-  if (parts_.job->units() != nullptr) {
-    if (parts_.warn != nullptr) {
-      parts_.warn(absl::StrCat("no snapshots, no replicas job=", spec.name,
-                               " reason=\"secondary_partition=none\""));
-    }
-    return;
-  }
   snapshot::JobSnapshots::Parts parts;
   parts.job = MakeManifest(*parts_.job, *plan_, state_->num_moments(),
                            residuals_ != nullptr);
@@ -34,7 +27,8 @@ void JobRuntime::MakeSnapshots() {
   parts.has_published = plan_->quantizes_weights();
   parts.state = state_.get();
   parts.residuals = residuals_.get();
-  parts.weights = parts_.job->weights();
+  parts.weights = snapshot::WeightPlaces(parts_.job->weights());
+  if (weights_ != nullptr) weights_->AddTo(&parts);
   parts.device = parts_.device;
   parts.files = parts_.snapshot_files;
   parts.life = parts_.life;
@@ -47,7 +41,7 @@ void JobRuntime::MakeSnapshots() {
     held_ = std::make_shared<snapshot::HeldFiles>(
         snapshot::HeldBytes(*parts.layout, parts.node,
                             {state_->num_moments(), parts.has_published,
-                             residuals_ != nullptr}),
+                             residuals_ != nullptr, parts.gathers_weights}),
         parts.node, num_nodes_);
     parts.held = held_.get();
     parts.replicas = parts_.replicas;
@@ -127,7 +121,9 @@ snapshot::LoadTarget JobRuntime::MakeLoadTarget() {
   target.node = parts_.job->node();
   target.kernels = parts_.kernels;
   target.state = state_.get();
-  target.weights = parts_.job->weights();
+  target.weights = weights_ != nullptr
+                       ? weights_->places()
+                       : snapshot::WeightPlaces(parts_.job->weights());
   target.wants_published = plan_->quantizes_weights();
   target.residuals = residuals_.get();
   return target;

@@ -1,6 +1,7 @@
 #include "server/daemon/job_weights.h"
 
 #include <utility>
+#include <vector>
 
 #include "server/base/failpoint.h"
 #include "server/base/status_macros.h"
@@ -45,14 +46,30 @@ void JobWeights::AddTo(optimizer::Parts* parts) {
   parts->weight_shifts = owned_->shifts();
 }
 
+void JobWeights::AddTo(snapshot::JobSnapshots::Parts* parts) {
+  parts->gathers_weights = true;
+  parts->weights = places();
+  parts->encoded = this;
+}
+
 void JobWeights::AddTo(collective::Parts* parts) {
   parts->owned = owned_.get();
   parts->gathered = gathered_.get();
   if (initial_ != nullptr) parts->initial = initial_->bytes();
 }
 
-void JobWeights::TakeInitial() {
+snapshot::WeightPlaces JobWeights::places() {
+  std::vector<snapshot::WeightPlaces::Part> parts;
+  for (int u = 0; u < owned_->units().size(); ++u) {
+    parts.push_back(
+        {owned_->units().unit(u).parts[owned_->self()].begin, owned_->Raw(u)});
+  }
+  return snapshot::WeightPlaces(std::move(parts));
+}
+
+void JobWeights::TakeInitial(bool is_loaded) {
   initial_ = parts_.job->TakeInitial();
+  if (is_loaded) initial_.reset();
   if (initial_ != nullptr) owned_->CopyFrom(initial_->bytes());
 }
 
@@ -72,8 +89,8 @@ void JobWeights::OnCommit(absl::AnyInvocable<void() &&> carry_out) {
 }
 
 void JobWeights::OnPublished(BucketId bucket, WeightVersion version) {
-  // Encoded from this step on: nobody gets the initial values any more.
-  if (owned_->is_coded(bucket.value())) owned_->DropRaw();
+  // Nobody gets the values any more that it began with.
+  if (owned_->are_all_coded()) owned_->DropRaw();
   gathered_->OnPublished(bucket, version);
   TellMetrics();
 }

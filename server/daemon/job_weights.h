@@ -2,8 +2,9 @@
 // (secondary_partition=none): wires what the node owns and what its workers
 // have gathered to the job's workers, metrics and collective.
 //
-//   Create -> AddTo(optimizer, collective) -> [SetPulls] -> TakeInitial ->
-//   Begin(version) -> { OnCommit -> OnPublished of each bucket }* -> Stop
+//   Create -> AddTo(optimizer, snapshots, collective) -> [SetPulls]
+//   -> TakeInitial, or its places are loaded -> Begin(version)
+//   -> { OnCommit -> OnPublished of each bucket }* -> Stop
 //   Links lost: Suspend -> [idle] -> SetPulls -> GoOn(version)
 //   Another daemon's: Create -> TakeOver -> AddTo -> [SetPulls] -> GoOn
 //
@@ -16,8 +17,10 @@
 #ifndef SERVER_DAEMON_JOB_WEIGHTS_H_
 #define SERVER_DAEMON_JOB_WEIGHTS_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "absl/functional/any_invocable.h"
@@ -32,11 +35,15 @@
 #include "server/metrics/metrics.h"
 #include "server/optimizer/optimizer.h"
 #include "server/session/local_job.h"
+#include "server/snapshot/encoded_weights.h"
+#include "server/snapshot/job_snapshots.h"
+#include "server/snapshot/weight_places.h"
 #include "server/transport/pulls.h"
 
 namespace ballast::daemon {
 
-class JobWeights final : private collective::GatherObserver {
+class JobWeights final : private collective::GatherObserver,
+                         private snapshot::EncodedWeights {
  public:
   struct Parts {
     session::LocalJob* job;
@@ -50,20 +57,25 @@ class JobWeights final : private collective::GatherObserver {
   // Of a job whose weights are not resident. ResourceExhausted.
   static absl::StatusOr<std::unique_ptr<JobWeights>> Create(Parts parts);
 
-  // An earlier daemon left it. `is_updated`: the state is that of an update,
-  // not of initial values.
+  // An earlier daemon left it. `is_updated`: the state is that of an update
+  // since the job was opened, not of initial or stored values.
   void TakeOver(bool is_updated);
 
   void AddTo(optimizer::Parts* parts);
+  void AddTo(snapshot::JobSnapshots::Parts* parts);
   void AddTo(collective::Parts* parts);
   void SetPulls(transport::Pulls* pulls) { gathered_->SetPulls(pulls); }
   void SetGeneration(Generation generation) {
     gathered_->SetGeneration(generation);
   }
 
+  // Where the node's own parts are, in their own type: to be stored, and filled
+  // from what was.
+  snapshot::WeightPlaces places();
   // Node 0: rank 0's initial values; its own parts are taken out of them, the
-  // rest is for the broadcast. They go when the first step is open (Begin).
-  void TakeInitial();
+  // rest is for the broadcast. They go when the first step is open (Begin), or
+  // at once if the job goes on from what was stored.
+  void TakeInitial(bool is_loaded);
   void Begin(WeightVersion version);
 
   void OnWanted(LocalRank rank, int unit, uint64_t request);
@@ -94,6 +106,11 @@ class JobWeights final : private collective::GatherObserver {
   void OnRefused(LocalRank rank, int unit, uint64_t request,
                  const absl::Status& why) override;
   void OnGatherFailed(const absl::Status& why) override;
+  bool is_encoded() const override { return owned_->are_all_coded(); }
+  void Decode(int64_t chunk, size_t piece, std::span<float> scratch,
+              std::span<std::byte> into) const override {
+    owned_->DecodeOwn(chunk, piece, scratch, into);
+  }
   void RestoreHeld(WeightVersion version);
   void TellMetrics();
 

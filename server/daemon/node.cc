@@ -535,8 +535,6 @@ void Node::FindStored(const session::AttachRequest& request, uint32_t uid,
         "load=", base::Quoted(job.load),
         ": this daemon keeps no snapshots; set its snapshots.directory")));
   }
-  const auto policy = layout::ParsePolicy(job.exchange);
-  const bool gathers = policy.ok() && policy->gathers_weights;
   // Two threads, in turn.
   auto found =
       std::make_shared<absl::StatusOr<std::optional<snapshot::Stored>>>();
@@ -545,16 +543,10 @@ void Node::FindStored(const session::AttachRequest& request, uint32_t uid,
        identity = IdentityOf(job, uid), tensors = job.tensors] {
         *found = snapshot::FindStored(*files, name, load, identity, tensors);
       },
-      [found, gathers, done = std::move(done)]() mutable {
+      [found, done = std::move(done)]() mutable {
         if (!found->ok()) return std::move(done)(found->status());
         if (!(*found)->has_value()) return std::move(done)(std::nullopt);
         const snapshot::Stored& stored = ***found;
-        if (gathers) {
-          return std::move(done)(absl::FailedPreconditionError(absl::StrCat(
-              "there is a snapshot, ", base::Quoted(stored.path),
-              ", and secondary_partition=none cannot go on from one; use "
-              "secondary_partition=node, or resume=never to begin anew")));
-        }
         std::move(done)(
             session::StoredJob{stored.path, stored.checksum, stored.step});
       });
@@ -580,11 +572,6 @@ void Node::SaveSnapshot(const std::string& job, const std::string& name,
   if (it == runtimes_.end()) {
     return std::move(done)(absl::NotFoundError(
         absl::StrCat("there is no job ", base::Quoted(job), " on this node")));
-  }
-  if (it->second->gathered() != nullptr) {
-    return std::move(done)(absl::FailedPreconditionError(
-        "a job with secondary_partition=none keeps no snapshots; use "
-        "secondary_partition=node"));
   }
   if (it->second->snapshots() == nullptr) {
     return std::move(done)(absl::FailedPreconditionError(

@@ -17,6 +17,7 @@
 #include "server/ipc/control_block_view.h"
 #include "server/layout/difference.h"
 #include "server/layout/exchange_plan.h"
+#include "server/layout/frozen_parts.h"
 #include "server/layout/gather_units.h"
 #include "server/layout/policy.h"
 #include "server/layout/replica_holder.h"
@@ -53,15 +54,12 @@ uint64_t StoredBytes(const layout::Layout& layout, NodeRank node,
 }
 
 // Of frozen tensors, of which every node stores some.
-uint64_t FrozenBytes(const layout::Layout& layout, NodeRank node) {
-  const int num_nodes = layout.topology().num_nodes;
+uint64_t FrozenBytes(const layout::Layout& layout, NodeRank node,
+                     bool are_gathered) {
   uint64_t bytes = 0;
-  for (size_t t = 0; t < layout.tensors().size(); ++t) {
-    const layout::TensorSpec& tensor = layout.tensors()[t];
-    if (tensor.trainable || static_cast<int>(t % num_nodes) != node.value()) {
-      continue;
-    }
-    bytes += layout.places()[t].num_elements * kernels::SizeOf(tensor.dtype);
+  for (const layout::FrozenPart& part :
+       layout::StoredFrozenParts(layout, node, are_gathered)) {
+    bytes += part.size_bytes;
   }
   return bytes;
 }
@@ -283,19 +281,22 @@ MemoryNeed EstimateMemory(const JobSpec& spec, const layout::Layout& layout,
       need.residuals += 2 * sizeof(float) * bucket.scratch_elements;
     }
   }
-  if ((keeps_snapshots || keeps_replicas) && num_units == 0) {
+  if (keeps_snapshots || keeps_replicas) {
     // Published weights are stored where they are not a cast of the masters.
     const bool has_published = policy.ok() && (policy->weights.quantizes() ||
                                                !policy->overrides.empty());
     const uint64_t arrays = 1 + moments + (has_published ? 1 : 0);
-    need.snapshot = StoredBytes(layout, node, arrays) + need.residuals / 2;
-    if (keeps_replicas) {
-      need.replicas = 2 * (need.snapshot + FrozenBytes(layout, node));
-    }
+    const auto stored = [&](NodeRank of) {
+      return StoredBytes(layout, of, arrays) + need.residuals / 2;
+    };
+    const auto frozen = [&](NodeRank of) {
+      return FrozenBytes(layout, of, policy.ok() && policy->gathers_weights);
+    };
+    need.snapshot = stored(node);
+    if (keeps_replicas) need.replicas = 2 * (need.snapshot + frozen(node));
     const NodeRank source = layout::ReplicaSource(layout.topology(), node);
     if (keeps_replicas && source != node) {
-      need.replicas += 2 * (StoredBytes(layout, source, arrays) +
-                            need.residuals / 2 + FrozenBytes(layout, source));
+      need.replicas += 2 * (stored(source) + frozen(source));
     }
   }
   need.undo = compute_threads * layout.options().chunk_bytes * (1 + moments);

@@ -184,6 +184,25 @@ TEST(MemoryTest, CountsReplicas) {
   EXPECT_EQ(need(1, false, true).replicas, 2 * ((12 << 20) + (4 << 10)));
 }
 
+// The same where weights are not resident, but that a node stores its own part
+// of the frozen ones.
+TEST(MemoryTest, CountsReplicasOfWeightsThatAreNotResident) {
+  JobSpec spec = Spec();
+  spec.optimizer = kernels::OptimizerKind::kAdamW;
+  spec.tensors = {{.name = "a", .shape = {1 << 20}},
+                  {.name = "frozen", .shape = {1 << 10}, .trainable = false}};
+  const auto need = [&](int nodes, const std::string& codecs) {
+    const auto layout = layout::Layout::Create(spec.tensors, {nodes, 1}, 1, {});
+    spec.exchange = codecs + " secondary_partition=none";
+    return EstimateMemory(spec, *layout, NodeRank(0), 2,
+                          /*keeps_snapshots=*/false, /*keeps_replicas=*/true);
+  };
+  EXPECT_EQ(need(4, "exact").snapshot, 3 << 20);
+  EXPECT_EQ(need(4, "exact").replicas, 4 * ((3 << 20) + (1 << 10)));
+  EXPECT_EQ(need(2, "exact").replicas, 4 * ((6 << 20) + (2 << 10)));
+  EXPECT_EQ(need(4, "weights.codec=int8").snapshot, 4 << 20);
+}
+
 TEST(EstimateMemoryTest, ResidualsAreTwoOfEveryElement) {  // DESIGN 8: 8P
   JobSpec spec = Spec();
   spec.tensors = {{.name = "a", .shape = {1 << 20}}};

@@ -7,7 +7,6 @@
 #include "absl/strings/str_cat.h"
 #include "server/base/names.h"
 #include "server/base/status_macros.h"
-#include "server/layout/policy.h"
 #include "server/session/attach_rules.h"
 
 namespace ballast::session {
@@ -169,11 +168,9 @@ absl::StatusOr<AttachReply> Sessions::Attach(const Key& key,
   if (const auto it = jobs_.find(request.job.name); it != jobs_.end()) {
     return AttachTo(it->second.get(), key, connection, request);
   }
-  const auto policy = layout::ParsePolicy(request.job.exchange);
   request.job.asks_nodes = options_.keeps_replicas &&
                            request.job.load.empty() &&
-                           request.resume != Resume::kNever && policy.ok() &&
-                           !policy->gathers_weights;
+                           request.resume != Resume::kNever;
   request.job.must_resume = request.resume == Resume::kMust;
   if (request.job.must_resume && !request.job.asks_nodes &&
       !request.job.stored.has_value()) {

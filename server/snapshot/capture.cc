@@ -3,16 +3,18 @@
 #include <sched.h>
 
 #include <cstring>
+#include <utility>
 
 namespace ballast::snapshot {
 
 Capture::Capture(const ShardPlan* plan, optimizer::ShardState* state,
-                 std::span<const std::byte> weights,
-                 optimizer::Residuals* residuals)
+                 WeightPlaces weights, optimizer::Residuals* residuals,
+                 const EncodedWeights* encoded)
     : plan_(plan),
       state_(state),
-      weights_(weights),
+      weights_(std::move(weights)),
       residuals_(residuals),
+      encoded_(encoded),
       num_units_(plan->num_chunks() + plan->num_residual_buckets()),
       states_(std::make_unique<std::atomic<uint8_t>[]>(num_units_)) {}
 
@@ -20,6 +22,7 @@ void Capture::Begin(std::span<std::byte> image, int64_t optimizer_step) {
   image_ = image;
   next_ = 0;
   residual_version_ = optimizer::Residuals::VersionAt(optimizer_step);
+  is_encoded_ = encoded_ != nullptr && encoded_->is_encoded();
   units_left_.store(num_units_);
   // The pool's hand-over of a task makes this visible to its thread.
   for (int64_t u = 0; u < num_units_; ++u) states_[u].store(kLive);
@@ -97,22 +100,38 @@ bool Capture::Copy(int64_t unit) {
 }
 
 void Capture::CopyChunk(int64_t chunk) {
-  for (const PieceCopy& copy : plan_->copies(chunk)) {
+  const std::span<const PieceCopy> copies = plan_->copies(chunk);
+  for (size_t i = 0; i < copies.size(); ++i) {
+    const PieceCopy& copy = copies[i];
     const auto keep = [&](Kind kind, const void* from, uint64_t bytes) {
       std::memcpy(image_.data() + copy.image_offset[static_cast<size_t>(kind)],
                   from, bytes);
     };
+    // First, as it borrows the place of the masters.
+    if (plan_->content().has_published) CopyPublished(chunk, i, copy);
     const uint64_t bytes = copy.num_elements * sizeof(float);
     keep(Kind::kMaster, state_->master().data() + copy.state_offset, bytes);
-    for (int i = 0; i < plan_->content().num_moments; ++i) {
-      keep(i == 0 ? Kind::kM : Kind::kV,
-           state_->moment(i).data() + copy.state_offset, bytes);
-    }
-    if (plan_->content().has_published) {
-      keep(Kind::kPublished, weights_.data() + copy.weight_offset,
-           copy.weight_bytes);
+    for (int m = 0; m < plan_->content().num_moments; ++m) {
+      keep(m == 0 ? Kind::kM : Kind::kV,
+           state_->moment(m).data() + copy.state_offset, bytes);
     }
   }
+}
+
+void Capture::CopyPublished(int64_t chunk, size_t piece,
+                            const PieceCopy& copy) {
+  const auto place = [&](Kind kind) {
+    return image_.data() + copy.image_offset[static_cast<size_t>(kind)];
+  };
+  const std::span into(place(Kind::kPublished), copy.weight_bytes);
+  if (is_encoded_) {
+    // The image begins with the masters: they are aligned in it.
+    auto* const scratch = reinterpret_cast<float*>(place(Kind::kMaster));
+    encoded_->Decode(chunk, piece, {scratch, size_t(copy.num_elements)}, into);
+    return;
+  }
+  const auto from = weights_.Find(copy.weight_offset, copy.weight_bytes);
+  std::memcpy(into.data(), from.data(), from.size());
 }
 
 void Capture::CopyResiduals(BucketId bucket) {

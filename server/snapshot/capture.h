@@ -14,8 +14,8 @@
 //
 // Threading: Begin and Abandon on the control thread, Begin while nothing is
 // updated; CopyNext on one thread at a time; BeforeUpdate on pool threads.
-// Ownership: borrows plan, state, weights and residuals, and the image until
-// it is complete or abandoned.
+// Ownership: borrows plan, state, weights, residuals and encoded weights, and
+// the image until it is complete or abandoned.
 #ifndef SERVER_SNAPSHOT_CAPTURE_H_
 #define SERVER_SNAPSHOT_CAPTURE_H_
 
@@ -29,16 +29,19 @@
 #include "server/optimizer/residuals.h"
 #include "server/optimizer/shard_state.h"
 #include "server/optimizer/update_guard.h"
+#include "server/snapshot/encoded_weights.h"
 #include "server/snapshot/shard_plan.h"
+#include "server/snapshot/weight_places.h"
 
 namespace ballast::snapshot {
 
 class Capture final : public optimizer::UpdateGuard {
  public:
-  // `residuals`: where the plan has them.
+  // `residuals`: where the plan has them. `encoded`: null where published
+  // weights are never kept so.
   Capture(const ShardPlan* plan, optimizer::ShardState* state,
-          std::span<const std::byte> weights,
-          optimizer::Residuals* residuals = nullptr);
+          WeightPlaces weights, optimizer::Residuals* residuals = nullptr,
+          const EncodedWeights* encoded = nullptr);
 
   // The state is at rest at the version that is to be kept, after so many
   // applied updates.
@@ -65,17 +68,20 @@ class Capture final : public optimizer::UpdateGuard {
   bool Copy(int64_t unit);
   void CopyOrWait(int64_t unit, uint64_t bytes);
   void CopyChunk(int64_t chunk);
+  void CopyPublished(int64_t chunk, size_t piece, const PieceCopy& copy);
   void CopyResiduals(BucketId bucket);
   uint64_t ChunkBytes(int64_t chunk) const;
 
   const ShardPlan* const plan_;
   optimizer::ShardState* const state_;
-  const std::span<const std::byte> weights_;
+  const WeightPlaces weights_;
   optimizer::Residuals* const residuals_;
+  const EncodedWeights* const encoded_;
   const int64_t num_units_;                               // chunks, buckets
   const std::unique_ptr<std::atomic<uint8_t>[]> states_;  // by unit
   std::atomic<int64_t> units_left_{0};
   int residual_version_ = 0;  // that is kept
+  bool is_encoded_ = false;   // likewise
   std::atomic<uint64_t> bytes_by_updates_{0};
   std::span<std::byte> image_;
   int64_t next_ = 0;  // of CopyNext

@@ -1,11 +1,13 @@
 #include "server/snapshot/capture.h"
 
+#include <algorithm>
 #include <cstring>
 #include <thread>
 #include <vector>
 
 #include "gtest/gtest.h"
 #include "server/base/sim_executor.h"
+#include "server/snapshot/encoded_weights.h"
 #include "server/snapshot/snapshot_rig.h"
 
 namespace ballast::snapshot {
@@ -32,7 +34,7 @@ std::vector<std::byte> ImageOf(int64_t version, bool has_published) {
   SnapshotRig rig(2, 1, 1, &executor, 16 << 10, has_published);
   rig.Fill(version);
   const ShardPlan plan(rig.layout(), rig.node(), rig.content());
-  Capture capture(&plan, rig.state(), rig.weights());
+  Capture capture(&plan, rig.state(), rig.places());
   std::vector<std::byte> image(plan.image_bytes());
   capture.Begin(image, 0);
   capture.CopyNext(INT64_MAX);
@@ -46,7 +48,7 @@ class CaptureTest : public testing::TestWithParam<bool> {
   base::SimExecutor executor_{1};
   SnapshotRig rig_{2, 1, 1, &executor_, 16 << 10, GetParam()};
   const ShardPlan plan_{rig_.layout(), rig_.node(), rig_.content()};
-  Capture capture_{&plan_, rig_.state(), rig_.weights()};
+  Capture capture_{&plan_, rig_.state(), rig_.places()};
   std::vector<std::byte> image_ = std::vector<std::byte>(plan_.image_bytes());
 };
 
@@ -114,6 +116,84 @@ TEST_P(CaptureTest, KeepsTheVersionUnderThreads) {  // I18, I22
     EXPECT_TRUE(capture_.is_complete());
     EXPECT_EQ(image_, expected);
   }
+}
+
+// Weights that are kept as the bytes of the segment, inverted.
+class Inverted final : public EncodedWeights {
+ public:
+  Inverted(const ShardPlan* plan, std::span<const std::byte> segment)
+      : plan_(*plan), segment_(segment) {}
+
+  bool is_encoded() const override { return is_inverted; }
+  void Decode(int64_t chunk, size_t piece, std::span<float> scratch,
+              std::span<std::byte> into) const override {
+    const PieceCopy& copy = plan_.copies(chunk)[piece];
+    EXPECT_EQ(scratch.size(), static_cast<size_t>(copy.num_elements));
+    EXPECT_EQ(into.size(), copy.weight_bytes);
+    std::ranges::fill(scratch, -1.0f);
+    for (size_t i = 0; i < into.size(); ++i) {
+      into[i] = ~segment_[copy.weight_offset + i];
+    }
+  }
+
+  bool is_inverted = true;
+
+ private:
+  const ShardPlan& plan_;
+  const std::span<const std::byte> segment_;
+};
+
+class CaptureEncodedTest : public testing::Test {
+ protected:
+  // Of version 3, that began so, while every update encodes.
+  std::vector<std::byte> Keep(bool is_encoded, bool announces) {
+    rig_.Fill(3);
+    encoded_.is_inverted = is_encoded;
+    capture_.Begin(image_, 0);
+    encoded_.is_inverted = true;
+    for (const OwnedChunk& chunk : ChunksOf(rig_)) {
+      if (announces) capture_.BeforeUpdate(chunk.index);
+      rig_.FillChunk(*chunk.chunk, 4);
+      capture_.CopyNext(1);
+    }
+    capture_.CopyNext(INT64_MAX);
+    return image_;
+  }
+  std::vector<std::byte> Expected(bool is_encoded) {
+    std::vector<std::byte> image = ImageOf(3, /*has_published=*/true);
+    for (int64_t c = 0; is_encoded && c < plan_.num_chunks(); ++c) {
+      for (const PieceCopy& copy : plan_.copies(c)) {
+        std::byte* const weights =
+            image.data() +
+            copy.image_offset[static_cast<size_t>(Kind::kPublished)];
+        for (uint64_t i = 0; i < copy.weight_bytes; ++i) {
+          weights[i] = ~weights[i];
+        }
+      }
+    }
+    return image;
+  }
+
+  base::SimExecutor executor_{1};
+  SnapshotRig rig_{2, 1, 1, &executor_, 16 << 10, true, 0, true};
+  const ShardPlan plan_{rig_.layout(), rig_.node(), rig_.content()};
+  Inverted encoded_{&plan_, rig_.weights()};
+  Capture capture_{&plan_, rig_.state(), rig_.places(), nullptr, &encoded_};
+  std::vector<std::byte> image_ = std::vector<std::byte>(plan_.image_bytes());
+};
+
+TEST_F(CaptureEncodedTest, KeepsWhatEverybodyDecodes) {  // I18, I25
+  EXPECT_EQ(Keep(/*is_encoded=*/true, /*announces=*/true), Expected(true));
+}
+
+// The first update after the start encodes them: the version is not.
+TEST_F(CaptureEncodedTest, KeepsStoredValuesThatAreNotEncodedYet) {  // I18
+  EXPECT_EQ(Keep(/*is_encoded=*/false, /*announces=*/true), Expected(false));
+  EXPECT_NE(Expected(false), Expected(true));
+}
+
+TEST_F(CaptureEncodedTest, SeesAnUpdateThatIsNotAnnounced) {  // the control
+  EXPECT_NE(Keep(/*is_encoded=*/true, /*announces=*/false), Expected(true));
 }
 
 }  // namespace

@@ -113,7 +113,7 @@ class Cluster {
       parts.layout = &node->rig.layout();
       parts.node = NodeRank(n);
       parts.state = node->rig.state();
-      parts.weights = node->rig.weights();
+      parts.weights = node->rig.places();
       parts.device = node->rig.device();
       parts.io = &node->pool;
       parts.clock = &world;

@@ -53,6 +53,7 @@
 #include "server/layout/layout.h"
 #include "server/optimizer/shard_state.h"
 #include "server/snapshot/capture.h"
+#include "server/snapshot/encoded_weights.h"
 #include "server/snapshot/files/file_system.h"
 #include "server/snapshot/files/held_files.h"
 #include "server/snapshot/files/life.h"
@@ -61,6 +62,7 @@
 #include "server/snapshot/job_replicas.h"
 #include "server/snapshot/shard_plan.h"
 #include "server/snapshot/shard_writer.h"
+#include "server/snapshot/weight_places.h"
 #include "server/transport/pulls.h"
 
 namespace ballast::snapshot {
@@ -134,13 +136,15 @@ class JobSnapshots {
     Manifest job;  // all that stays: names, groups come from the state
     const layout::Layout* layout = nullptr;
     NodeRank node;
-    bool has_published = false;  // ShardContent
+    bool has_published = false;    // ShardContent
+    bool gathers_weights = false;  // likewise
     optimizer::ShardState* state = nullptr;
     optimizer::Residuals* residuals = nullptr;  // with error feedback
-    std::span<const std::byte> weights;
-    device::Device* device = nullptr;  // the image
-    FileSystem* files = nullptr;       // null: no snapshots, only replicas
-    LifeId life{};                     // node 0: with files
+    WeightPlaces weights;
+    const EncodedWeights* encoded = nullptr;  // where they may be so
+    device::Device* device = nullptr;         // the image
+    FileSystem* files = nullptr;  // null: no snapshots, only replicas
+    LifeId life{};                // node 0: with files
     base::ComputePool* io = nullptr;
     const base::Clock* clock = nullptr;
     base::Executor* executor = nullptr;

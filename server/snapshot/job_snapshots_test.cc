@@ -75,7 +75,7 @@ class Cluster {
       parts.layout = &node->rig.layout();
       parts.node = NodeRank(n);
       parts.state = node->rig.state();
-      parts.weights = node->rig.weights();
+      parts.weights = node->rig.places();
       parts.device = node->rig.device();
       parts.files = &files;
       parts.life = life;

@@ -107,10 +107,13 @@ class StateLoad::Loading {
     if (section.kind == Kind::kCursor) {
       return section.tensor == 0 || CursorOf(section) != nullptr;
     }
-    if (section.kind == Kind::kMaster && casts_weights()) return true;
+    if (section.kind == Kind::kMaster && casts_weights() && IsHere(section)) {
+      return true;
+    }
     if (section.kind == Kind::kPublished) {
-      return target_.wants_published ||
-             !reader_.manifest().tensors[section.tensor].trainable;
+      return IsHere(section) &&
+             (target_.wants_published ||
+              !reader_.manifest().tensors[section.tensor].trainable);
     }
     if (section.kind == Kind::kResidual) {
       return target_.residuals != nullptr && IsOurs(section) &&
@@ -129,13 +132,13 @@ class StateLoad::Loading {
       return absl::OkStatus();
     }
     const TensorId tensor(tensors_[section.tensor]);
-    const layout::Layout& layout = *target_.layout;
-    const int64_t size = kernels::SizeOf(layout.tensor(tensor).dtype);
-    std::byte* const weights =
-        target_.weights.data() + layout.place(tensor).weight_offset;
     if (section.kind == Kind::kPublished) {
-      std::memcpy(weights + section.begin * size + offset, bytes.data(),
-                  bytes.size());
+      const uint64_t begin = WeightOffset(tensor, section.begin) + offset;
+      target_.weights.ForEach(
+          begin, begin + bytes.size(),
+          [&](uint64_t at, std::span<std::byte> here) {
+            std::memcpy(here.data(), bytes.data() + (at - begin), here.size());
+          });
       return absl::OkStatus();
     }
     const auto* const values = reinterpret_cast<const float*>(bytes.data());
@@ -148,8 +151,7 @@ class StateLoad::Loading {
     }
     TakeOwned(section.kind, tensor, begin, std::span(values, count));
     if (section.kind == Kind::kMaster && casts_weights()) {
-      target_.kernels->cast(values, layout.tensor(tensor).dtype, count,
-                            weights + begin * size);
+      CastWeights(tensor, begin, std::span(values, count));
     }
     return absl::OkStatus();
   }
@@ -172,6 +174,34 @@ class StateLoad::Loading {
   }
 
  private:
+  uint64_t WeightOffset(TensorId tensor, int64_t element) const {
+    const layout::Layout& layout = *target_.layout;
+    return layout.place(tensor).weight_offset +
+           element * kernels::SizeOf(layout.tensor(tensor).dtype);
+  }
+
+  // Whether this node keeps any of its weights.
+  bool IsHere(const StoredSection& section) const {
+    const TensorId tensor(tensors_[section.tensor]);
+    return target_.weights.Overlaps(WeightOffset(tensor, section.begin),
+                                    WeightOffset(tensor, section.end));
+  }
+
+  // Of those that are here; what is kept apart is cut between elements.
+  void CastWeights(TensorId tensor, int64_t begin,
+                   std::span<const float> values) {
+    const kernels::DType dtype = target_.layout->tensor(tensor).dtype;
+    const uint64_t first = WeightOffset(tensor, begin);
+    target_.weights.ForEach(
+        first, first + values.size() * kernels::SizeOf(dtype),
+        [&](uint64_t at, std::span<std::byte> here) {
+          const uint64_t skipped = (at - first) / kernels::SizeOf(dtype);
+          target_.kernels->cast(values.data() + skipped, dtype,
+                                here.size() / kernels::SizeOf(dtype),
+                                here.data());
+        });
+  }
+
   bool IsOurs(const StoredSection& section) const {
     return NodeOfResidual(section.node, reader_.manifest().num_nodes,
                           target_.layout->topology().num_nodes) ==

@@ -1,6 +1,6 @@
 // A stored state, whatever nodes and workers it was saved on, into the memory
-// of one node: its masters and moments, all published weights, the scalars and
-// its ranks' cursors (I17).
+// of one node: its masters and moments, all published weights that it keeps,
+// the scalars and its ranks' cursors (I17).
 //
 // Cursors say how far each rank was: they are given only to a job of as many
 // ranks as the one that was saved.
@@ -34,6 +34,7 @@
 #include "server/snapshot/files/file_system.h"
 #include "server/snapshot/files/manifest.h"
 #include "server/snapshot/files/snapshot_reader.h"
+#include "server/snapshot/weight_places.h"
 
 namespace ballast::snapshot {
 
@@ -57,7 +58,7 @@ struct LoadTarget {
   NodeRank node;
   const kernels::Kernels* kernels = nullptr;
   optimizer::ShardState* state = nullptr;  // zeros
-  std::span<std::byte> weights;            // the published segment
+  WeightPlaces weights;                    // of the published segment
   // Published weights are what was stored; false: casts of the masters.
   bool wants_published = false;
   // Error feedback: all zero, or null.

@@ -109,7 +109,7 @@ void Load(FileSystem& files, Node* node) {
   target.node = node->rig.node();
   target.kernels = &kernels::Reference();
   target.state = node->rig.state();
-  target.weights = node->rig.weights();
+  target.weights = node->rig.places();
   target.residuals = node->residuals.get();
   const auto loaded = LoadState(files, "job/s", checksum, target, nullptr);
   ASSERT_THAT(loaded, IsOk());
@@ -188,7 +188,7 @@ TEST(ResidualsTest, AreKeptUntilTheirVersionIsOverwritten) {
   base::SimExecutor executor(1);
   Node node(2, 1, &executor);
   const ShardPlan plan(node.rig.layout(), node.rig.node(), node.content());
-  Capture capture(&plan, node.rig.state(), node.rig.weights(),
+  Capture capture(&plan, node.rig.state(), node.rig.places(),
                   node.residuals.get());
   const auto overwrite = [&](int version, bool says_so) {
     for (const layout::Bucket& bucket : node.rig.layout().buckets()) {

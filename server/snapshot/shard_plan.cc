@@ -42,7 +42,7 @@ void ShardPlan::AddKind(const layout::Layout& layout, NodeRank node,
   for (const layout::Bucket& bucket : layout.buckets()) {
     if (!layout.Stores(node, bucket.id)) continue;
     for (const auto& piece : layout.shard(bucket.id, node).pieces) {
-      AddSection(layout, piece, kind, 0);
+      AddSection(layout, piece.tensor, piece.begin, piece.end, kind, 0);
     }
   }
 }
@@ -53,23 +53,23 @@ void ShardPlan::AddResiduals(const layout::Layout& layout, NodeRank node) {
     for (const layout::Shard& shard : bucket.shards) {
       for (const layout::Piece& piece : shard.pieces) {
         copies.push_back({piece.bucket_offset, piece.size(), data_bytes_});
-        AddSection(layout, piece, Kind::kResidual, node.value());
+        AddSection(layout, piece.tensor, piece.begin, piece.end,
+                   Kind::kResidual, node.value());
       }
     }
   }
 }
 
-void ShardPlan::AddSection(const layout::Layout& layout,
-                           const layout::Piece& piece, Kind kind, int node) {
-  const layout::TensorSpec& tensor = layout.tensor(piece.tensor);
+void ShardPlan::AddSection(const layout::Layout& layout, TensorId tensor,
+                           int64_t begin, int64_t end, Kind kind, int node) {
+  const layout::TensorSpec& spec = layout.tensor(tensor);
   Section section;
-  section.name =
-      ToText(SectionName{kind, tensor.name, piece.begin, piece.end, node});
-  section.type = kind == Kind::kPublished ? ToElementType(tensor.dtype)
-                                          : ElementType::kF32;
-  section.shape = {piece.size()};
+  section.name = ToText(SectionName{kind, spec.name, begin, end, node});
+  section.type =
+      kind == Kind::kPublished ? ToElementType(spec.dtype) : ElementType::kF32;
+  section.shape = {end - begin};
   section.begin = data_bytes_;
-  data_bytes_ += piece.size() * SizeOf(section.type);
+  data_bytes_ += (end - begin) * SizeOf(section.type);
   section.end = data_bytes_;
   sections_.push_back(std::move(section));
 }
@@ -106,24 +106,9 @@ void ShardPlan::AddCopies(const layout::Layout& layout, NodeRank node) {
 }
 
 void ShardPlan::AddFrozen(const layout::Layout& layout, NodeRank node) {
-  const int num_nodes = layout.topology().num_nodes;
-  for (size_t t = 0; t < layout.tensors().size(); ++t) {
-    const layout::TensorSpec& tensor = layout.tensors()[t];
-    const layout::TensorPlace& place = layout.places()[t];
-    if (tensor.trainable || place.num_elements == 0 ||
-        static_cast<int>(t % num_nodes) != node.value()) {
-      continue;
-    }
-    Section section;
-    section.name = ToText(
-        SectionName{Kind::kPublished, tensor.name, 0, place.num_elements, 0});
-    section.type = ToElementType(tensor.dtype);
-    section.shape = {place.num_elements};
-    section.begin = data_bytes_;
-    data_bytes_ += place.num_elements * SizeOf(section.type);
-    section.end = data_bytes_;
-    frozen_.push_back({place.weight_offset, section.size_bytes()});
-    sections_.push_back(std::move(section));
+  frozen_ = layout::StoredFrozenParts(layout, node, content_.gathers_weights);
+  for (const layout::FrozenPart& part : frozen_) {
+    AddSection(layout, part.tensor, part.begin, part.end, Kind::kPublished, 0);
   }
 }
 

@@ -9,10 +9,10 @@
 // The image is what training changes: it is copied chunk by chunk and then
 // written. Each piece of a shard (layout.h) is a section of each kind, so that
 // the sections of a kind are in the order of the chunks, without gaps. Frozen
-// tensors are written from the published segment: tensor t by node t mod N. Of
-// the nodes that keep the same shards (partition groups) one stores each
-// (Layout::Stores); a chunk that another stores has no copies.
-// Residuals are of all owners' shards, and copied bucket by bucket.
+// tensors are written from where the weights are, in the node's parts
+// (layout/frozen_parts.h). Of the nodes that keep the same shards (partition
+// groups) one stores each (Layout::Stores); a chunk that another stores has no
+// copies. Residuals are of all owners' shards, and copied bucket by bucket.
 //
 // Threading: immutable.
 #ifndef SERVER_SNAPSHOT_SHARD_PLAN_H_
@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "server/base/ids.h"
+#include "server/layout/frozen_parts.h"
 #include "server/layout/layout.h"
 #include "server/snapshot/files/safetensors.h"
 #include "server/snapshot/files/section_name.h"
@@ -35,7 +36,8 @@ struct ShardContent {
   // The published weights of trainable tensors too: where they are not a cast
   // of the masters.
   bool has_published = false;
-  bool has_residuals = false;  // error feedback
+  bool has_residuals = false;    // error feedback
+  bool gathers_weights = false;  // they are not resident
 };
 
 // A piece of a chunk.
@@ -82,18 +84,14 @@ class ShardPlan {
   std::span<const Section> sections() const { return sections_; }
   uint64_t data_bytes() const { return data_bytes_; }
 
-  // Ranges of the published segment that follow the image, in file order.
-  struct FrozenRange {
-    uint64_t weight_offset = 0;
-    uint64_t size_bytes = 0;
-  };
-  std::span<const FrozenRange> frozen() const { return frozen_; }
+  // Of the published segment, what follows the image, in file order.
+  std::span<const layout::FrozenPart> frozen() const { return frozen_; }
 
  private:
   void AddKind(const layout::Layout& layout, NodeRank node, Kind kind);
   void AddResiduals(const layout::Layout& layout, NodeRank node);
-  void AddSection(const layout::Layout& layout, const layout::Piece& piece,
-                  Kind kind, int node);
+  void AddSection(const layout::Layout& layout, TensorId tensor, int64_t begin,
+                  int64_t end, Kind kind, int node);
   void AddCopies(const layout::Layout& layout, NodeRank node);
   void AddFrozen(const layout::Layout& layout, NodeRank node);
 
@@ -103,7 +101,7 @@ class ShardPlan {
   std::vector<PieceCopy> copies_;
   std::vector<size_t> first_copy_;                    // by chunk, and the end
   std::vector<std::vector<ResidualCopy>> residuals_;  // by bucket
-  std::vector<FrozenRange> frozen_;
+  std::vector<layout::FrozenPart> frozen_;
   uint64_t image_bytes_ = 0;
   uint64_t data_bytes_ = 0;
 };

@@ -31,7 +31,7 @@ inline void SaveShard(SnapshotRig& rig, const ShardContent& content,
   base::SimExecutor executor(1);
   base::SimComputePool pool(&executor, 1, 1);
   const ShardPlan plan(rig.layout(), rig.node(), content);
-  Capture capture(&plan, rig.state(), rig.weights(), residuals);
+  Capture capture(&plan, rig.state(), rig.places(), residuals);
   std::vector<std::byte> image(plan.image_bytes());
   capture.Begin(image, manifest->optimizer_step);
   IoQueue io(&pool);
@@ -43,7 +43,7 @@ inline void SaveShard(SnapshotRig& rig, const ShardContent& content,
   parts.plan = &plan;
   parts.capture = &capture;
   parts.image = image;
-  parts.weights = rig.weights();
+  parts.weights = rig.places();
   ShardWriter writer(parts, TemporaryPath("job", manifest->id),
                      ShardName(rig.node().value(), manifest->num_nodes),
                      std::move(cursors), [&](absl::StatusOr<FileInfo> info) {

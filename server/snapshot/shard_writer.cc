@@ -48,6 +48,12 @@ struct ShardWriter::Output {
 
   absl::Status Make(uint64_t data_bytes) {
     if (hash == nullptr) return absl::ResourceExhaustedError("out of memory");
+    uint64_t there = 0;
+    for (const auto& range : ranges) there += range.size();
+    if (there != data_bytes) {
+      return absl::InternalError(absl::StrCat("there are ", there, " of the ",
+                                              data_bytes, " bytes to store"));
+    }
     XXH3_64bits_reset(hash.get());
     checksums.assign(16 * sections.size(), '0');
     header = Header();
@@ -126,9 +132,9 @@ ShardWriter::ShardWriter(const Parts& parts, std::string directory,
   output.sections.assign(parts.plan->sections().begin(),
                          parts.plan->sections().end());
   output.ranges.push_back(parts.image.first(parts.plan->image_bytes()));
-  for (const ShardPlan::FrozenRange& frozen : parts.plan->frozen()) {
+  for (const layout::FrozenPart& frozen : parts.plan->frozen()) {
     output.ranges.push_back(
-        parts.weights.subspan(frozen.weight_offset, frozen.size_bytes));
+        parts.weights.Find(frozen.weight_offset, frozen.size_bytes));
   }
   bytes_total_ = parts.plan->data_bytes();
   for (const Cursor& cursor : output.cursors) {

@@ -28,6 +28,7 @@
 #include "server/snapshot/files/manifest.h"
 #include "server/snapshot/io_queue.h"
 #include "server/snapshot/shard_plan.h"
+#include "server/snapshot/weight_places.h"
 
 namespace ballast::snapshot {
 
@@ -44,10 +45,10 @@ class ShardWriter {
     const base::Clock* clock = nullptr;
     base::Executor* executor = nullptr;
     const ShardPlan* plan = nullptr;
-    Capture* capture = nullptr;          // begun
-    std::span<const std::byte> image;    // that it fills
-    std::span<const std::byte> weights;  // the published segment
-    uint64_t max_bytes_per_second = 0;   // 0: as fast as it goes
+    Capture* capture = nullptr;         // begun
+    std::span<const std::byte> image;   // that it fills
+    WeightPlaces weights;               // of frozen tensors
+    uint64_t max_bytes_per_second = 0;  // 0: as fast as it goes
     uint64_t slice_bytes = 4 << 20;
   };
   using Done = absl::AnyInvocable<void(absl::StatusOr<FileInfo>) &&>;

@@ -29,7 +29,7 @@ class ShardWriterTest : public testing::Test {
     parts.plan = &plan_;
     parts.capture = &capture_;
     parts.image = image_;
-    parts.weights = rig_.weights();
+    parts.weights = rig_.places();
     parts.max_bytes_per_second = rate;
     parts.slice_bytes = 5000;  // cuts sections
     return std::make_unique<ShardWriter>(
@@ -42,7 +42,7 @@ class ShardWriterTest : public testing::Test {
   MemoryFileSystem files_;
   SnapshotRig rig_{1, 2, 0, &executor_};
   const ShardPlan plan_{rig_.layout(), rig_.node(), rig_.content()};
-  Capture capture_{&plan_, rig_.state(), rig_.weights()};
+  Capture capture_{&plan_, rig_.state(), rig_.places()};
   std::vector<std::byte> image_ = std::vector<std::byte>(plan_.image_bytes());
   IoQueue io_{&pool_};
   std::optional<absl::StatusOr<FileInfo>> result_;

@@ -17,12 +17,14 @@
 #include "server/base/executor.h"
 #include "server/base/ids.h"
 #include "server/device/host/host_device.h"
+#include "server/layout/gather_units.h"
 #include "server/layout/layout.h"
 #include "server/optimizer/shard_state.h"
 #include "server/snapshot/capture.h"
 #include "server/snapshot/files/manifest.h"
 #include "server/snapshot/files/section_name.h"
 #include "server/snapshot/shard_plan.h"
+#include "server/snapshot/weight_places.h"
 
 namespace ballast::snapshot {
 
@@ -51,7 +53,7 @@ class SnapshotRig {
  public:
   SnapshotRig(int num_nodes, int workers, int node, base::Executor* executor,
               uint64_t bucket_bytes = 16 << 10, bool has_published = false,
-              int partition_nodes = 0)
+              int partition_nodes = 0, bool gathers_weights = false)
       : layout_(*layout::Layout::Create(
             RigTensors(), {num_nodes, workers, partition_nodes}, 2,
             {.bucket_bytes = bucket_bytes, .chunk_bytes = 8 << 10})),
@@ -60,7 +62,8 @@ class SnapshotRig {
         state_(*optimizer::ShardState::Create(
             &device_, layout_, node_, kernels::OptimizerKind::kAdamW, false)),
         weights_(layout_.weights_bytes()),
-        has_published_(has_published) {}
+        has_published_(has_published),
+        gathers_weights_(gathers_weights) {}
 
   // All that this node owns, and the whole segment of weights.
   void Fill(int64_t version) {
@@ -133,12 +136,28 @@ class SnapshotRig {
     return manifest;
   }
 
-  ShardContent content() const { return {2, has_published_}; }
+  ShardContent content() const {
+    return {.num_moments = 2,
+            .has_published = has_published_,
+            .gathers_weights = gathers_weights_};
+  }
   const layout::Layout& layout() const { return layout_; }
   NodeRank node() const { return node_; }
   device::Device* device() { return &device_; }
   optimizer::ShardState* state() { return state_.get(); }
   std::span<std::byte> weights() { return weights_; }
+  // All of it; where they are gathered, the node's own parts.
+  WeightPlaces places() {
+    if (!gathers_weights_) return WeightPlaces(weights());
+    const int owner = layout_.topology().OwnerOf(node_).value();
+    const layout::GatherUnits units(layout_);
+    std::vector<WeightPlaces::Part> parts;
+    for (const layout::GatherUnit& unit : units.units()) {
+      const layout::ByteRange& part = unit.parts[owner];
+      parts.push_back({part.begin, weights().subspan(part.begin, part.size())});
+    }
+    return WeightPlaces(std::move(parts));
+  }
 
  private:
   const layout::Layout layout_;
@@ -147,6 +166,7 @@ class SnapshotRig {
   const std::unique_ptr<optimizer::ShardState> state_;
   std::vector<std::byte> weights_;
   const bool has_published_;
+  const bool gathers_weights_;
 };
 
 }  // namespace ballast::snapshot
