@@ -3,10 +3,8 @@ damaged, interrupted, on disks that are full or read-only."""
 
 import glob
 import importlib.util
-import json
 import os
 import shutil
-import struct
 import subprocess
 import sys
 import tempfile
@@ -15,6 +13,7 @@ import unittest
 
 import lab
 import nodes
+from stored import ctl, read_safetensors
 
 if not lab.missing():
     import numpy as np
@@ -23,38 +22,8 @@ if not lab.missing():
 
 _ADAMW = {"name": "adamw", "lr": 0.01, "betas": (0.9, 0.95), "eps": 1e-8,
           "weight_decay": 0.1}
-_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "uint16"}
 _SHAPES = dict(job.SHAPES, wte=((200, 301), "float32")) \
     if not lab.missing() else {}
-
-
-def read_safetensors(path):
-    """The file by plain numpy, from the published description of the format:
-    {name: array}, bf16 as uint16."""
-    with open(path, "rb") as stream:
-        size, = struct.unpack("<Q", stream.read(8))
-        header = json.loads(stream.read(size))
-        data = stream.read()
-    header.pop("__metadata__", None)
-    arrays, end = {}, 0
-    for name, entry in sorted(header.items(),
-                              key=lambda item: item[1]["data_offsets"]):
-        start, stop = entry["data_offsets"]
-        assert start == end, name
-        end = stop
-        arrays[name] = np.frombuffer(
-            data[start:stop], _DTYPES[entry["dtype"]]).reshape(entry["shape"])
-    assert end == len(data)
-    return arrays
-
-
-def ctl(*arguments):
-    """(exit code, output, errors) of ballastctl checkpoint …"""
-    done = subprocess.run(
-        [os.environ["BALLASTCTL"], "checkpoint", *map(str, arguments)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        timeout=lab.PATIENCE)
-    return done.returncode, done.stdout, done.stderr
 
 
 class SnapshotTest(nodes.NodesCase):

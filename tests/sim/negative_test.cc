@@ -168,6 +168,63 @@ TEST(NegativeTest, ResidualsThatAreNotRestoredAreFound) {
   EXPECT_TRUE(absl::StrContains(said, "is not the reference model's"));
 }
 
+// A daemon is replaced while its job still shows what was stored of the
+// weights: the next one must not take it for encoded.
+std::string RestartAfterLoad(bool is_broken) {
+  auto scenario = ParseScenario("loaded", R"(
+nodes 2
+exchange zeropp override:*=int8 secondary_partition=none
+tensor wte float32 3x5001
+tensor head bfloat16 9001
+optimizer adamw lr 0.01
+steps 4
+snapshot_every 2
+hold 10m
+)");
+  EXPECT_TRUE(scenario.ok()) << scenario.status();
+  snapshot::MemoryFileSystem files;
+  const auto run = [&](uint64_t seed) {
+    return absl::StrJoin(
+        Cluster(*scenario, seed, kernels::Reference(), nullptr, &files)
+            .Run()
+            .violations,
+        "\n");
+  };
+  EXPECT_EQ(run(1), "");
+  const auto newest = snapshot::FindNewest(files, kJobName);
+  EXPECT_TRUE(newest.ok() && newest->has_value()) << newest.status();
+  scenario->first_version = (*newest)->step;
+  scenario->steps = scenario->first_version + 3;
+  scenario->has_keepers = true;
+  const auto add = [&](Fault::Kind kind, int where, absl::Duration back) {
+    Fault& fault = scenario->faults.emplace_back();
+    fault.kind = kind;
+    fault.step = scenario->first_version + 1;
+    fault.where = where;
+    fault.back_after = back;
+  };
+  // Its workers gather again before there is an update.
+  add(Fault::Kind::kSlow, 0, absl::Seconds(3));
+  add(Fault::Kind::kRestart, 1, absl::Milliseconds(5));
+  add(Fault::Kind::kCrash, 0, absl::Milliseconds(20));
+  if (is_broken) {
+    EXPECT_THAT(
+        base::ConfigureFailpoints("daemon.first_update_forgotten=break", 1),
+        IsOk());
+  }
+  const std::string violations = run(2);
+  EXPECT_THAT(base::ConfigureFailpoints("", 0), IsOk());
+  return violations;
+}
+
+TEST(NegativeTest, StoredWeightsThatAreTakenForEncodedAreFound) {
+  EXPECT_EQ(RestartAfterLoad(/*is_broken=*/false), "");
+  const std::string said = RestartAfterLoad(/*is_broken=*/true);
+  std::cout << "daemon.first_update_forgotten: "
+            << said.substr(0, said.find('\n')) << "\n";
+  EXPECT_FALSE(said.empty());
+}
+
 // A node is lost, and one of the two copies of a shard has a bit that changed.
 std::string GoOnFromReplica(bool is_broken) {
   auto scenario = ParseScenario("replicas", R"(

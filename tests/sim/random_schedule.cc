@@ -36,7 +36,7 @@ class Drawing {
     DrawPipeline();
     DrawNetwork();
     if (profile_ == Profile::kLoss ||
-        (profile_ != Profile::kDisk && !gathers_ && OneIn(4))) {
+        (profile_ != Profile::kDisk && OneIn(4))) {
       Say("replica_every ", Between(1, 2));
     }
     // A rank that comes back after the end waits join_timeout, 1m, for others
@@ -89,8 +89,7 @@ class Drawing {
     relinks_ = profile_ != Profile::kDeath && (!is_delta_ || OneIn(2));
     std::string more;
     if (has_partitions_) absl::StrAppend(&more, " partition_nodes=", owners_);
-    // Such jobs keep no snapshots.
-    if (!is_delta_ && !GoesOn() && OneIn(4)) {
+    if (!is_delta_ && OneIn(4)) {
       gathers_ = true;
       absl::StrAppend(&more, " secondary_partition=none");
     }

@@ -199,6 +199,7 @@ TEST(ReplicaTest, AllNodesSayWhatTheyWaitFor) {
 TEST(ReplicaTest, KeepsWhatPoliciesNeed) {  // I12, I20
   for (const char* exchange :
        {"zeropp override:*=int8", "delta4 override:*=int4",
+        "zeropp override:*=int8 secondary_partition=none",
         "zeropp override:*=int4 gradients.error_feedback=true "
         "max_relative_error=0.01 metering.one_in=1",
         "delta4 override:*=int4 gradients.error_feedback=true"}) {
@@ -211,6 +212,27 @@ TEST(ReplicaTest, KeepsWhatPoliciesNeed) {  // I12, I20
     result = Reopen(fewer, fewer.Next(2, 2), {1, 2});
     EXPECT_TRUE(result.passed()) << exchange << "\n" << Violations(result);
   }
+}
+
+// Where no node keeps all weights: each part is in two places too.
+TEST(ReplicaTest, OfWeightsThatAreNotResident) {  // I14, I20
+  for (const char* groups : {"", " partition_nodes=2"}) {
+    Scenario scenario = MakeScenario(4, 1);
+    scenario.exchange = absl::StrCat("exact secondary_partition=none", groups);
+    FirstLife replaced(scenario, 8, 3);
+    Result result = Reopen(replaced, replaced.Next(4, 1), {0, 1, 2, -1});
+    EXPECT_TRUE(result.passed()) << groups << "\n" << Violations(result);
+    FirstLife fewer(scenario, 8, 0);
+    Scenario next = fewer.Next(4, 2);
+    next.exchange = "exact secondary_partition=none";
+    result = Reopen(fewer, next, {1, 2, 3, -1});
+    EXPECT_TRUE(result.passed()) << groups << "\n" << Violations(result);
+  }
+  // The control: two neighbours are lost.
+  Scenario scenario = MakeScenario(4, 1);
+  scenario.exchange = "exact secondary_partition=none";
+  FirstLife first(scenario, 8, 3);
+  EXPECT_FALSE(Reopen(first, first.Next(2, 2), {0, 1}).passed());
 }
 
 // In partition groups the copy is in the other group.

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -154,6 +155,51 @@ TEST(SnapshotTest, KeepsQuantizedWeights) {  // I20
     const Result result = RunJob(scenario, 5, &files);
     ASSERT_TRUE(result.passed()) << exchange << "\n" << Violations(result);
     GoOn(scenario, 9, 6, &files, exchange);
+  }
+}
+
+// Where no node keeps all weights each stores its own parts: the same state,
+// with which others go on, and those that keep all of them.
+TEST(SnapshotTest, OfWeightsThatAreNotResidentIsTheSame) {  // I14, I17, I20
+  MemoryFileSystem plain;
+  ASSERT_TRUE(RunJob(MakeScenario(3, 2), 5, &plain).passed());
+  for (const auto& [nodes, workers, groups] :
+       {std::tuple(3, 2, ""), std::tuple(1, 6, ""),
+        std::tuple(6, 1, " partition_nodes=2")}) {
+    MemoryFileSystem files;
+    Scenario scenario = MakeScenario(nodes, workers);
+    scenario.exchange = absl::StrCat("exact secondary_partition=none", groups);
+    const Result result = RunJob(scenario, 5, &files);
+    ASSERT_TRUE(result.passed()) << Violations(result);
+    ASSERT_EQ(NewestStep(files), 6);
+    EXPECT_EQ(StateOf(files, 6), StateOf(plain, 6)) << nodes << groups;
+    scenario = MakeScenario(2, 3);
+    scenario.exchange = "exact secondary_partition=none";
+    GoOn(scenario, 9, 6, &files, "on 2x3");
+    scenario.nodes = 6;
+    scenario.workers = 1;
+    GoOn(scenario, 12, 7, &files, "on 6x1");
+    GoOn(MakeScenario(1, 6), 14, 8, &files, "on 1x6, resident");
+    GoOn(scenario, 16, 9, &files, "on 6x1 again");
+  }
+}
+
+// What all decode is stored, and shown until the first update encodes anew.
+TEST(SnapshotTest, KeepsEncodedWeightsThatAreNotResident) {  // I20, I25
+  for (const char* exchange :
+       {"zeropp override:*=int8", "zeropp override:mlp=none",
+        "zeropp override:*=int8 partition_nodes=2"}) {
+    MemoryFileSystem files;
+    Scenario scenario = MakeScenario(4, 1);
+    scenario.exchange = absl::StrCat(exchange, " secondary_partition=none");
+    const Result result = RunJob(scenario, 5, &files);
+    ASSERT_TRUE(result.passed()) << exchange << "\n" << Violations(result);
+    GoOn(scenario, 9, 6, &files, exchange);
+    // Where each node keeps all weights they are the same.
+    scenario.exchange = exchange;
+    GoOn(scenario, 12, 7, &files, "resident");
+    scenario.exchange = absl::StrCat(exchange, " secondary_partition=none");
+    GoOn(scenario, 14, 8, &files, "back");
   }
 }
 
@@ -309,6 +355,27 @@ TEST(SnapshotTest, AJobThatWentOnOutlivesItsDaemons) {  // I20, I23
     fault.where = node;
   }
   GoOn(scenario, 12, 2, &files, "two daemons are replaced");
+}
+
+// Daemons are replaced before the first update, while what was stored is shown,
+// and after it.
+TEST(SnapshotTest, StoredPartsOfWeightsOutliveDaemons) {  // I20
+  for (const char* exchange : {"exact", "zeropp override:*=int8"}) {
+    for (const int first : {7, 8}) {
+      MemoryFileSystem files;
+      Scenario scenario = MakeScenario(3, 1);
+      scenario.exchange = absl::StrCat(exchange, " secondary_partition=none");
+      ASSERT_TRUE(RunJob(scenario, 1, &files).passed());
+      scenario.has_keepers = true;
+      for (const int node : {0, 2}) {
+        Fault& fault = scenario.faults.emplace_back();
+        fault.kind = Fault::Kind::kRestart;
+        fault.step = first + node;
+        fault.where = node;
+      }
+      GoOn(scenario, 12, 2, &files, exchange);
+    }
+  }
 }
 
 // Nobody replaces a worker: what was trained is not lost with the job.
