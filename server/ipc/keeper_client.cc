@@ -29,6 +29,7 @@ using proto::KeeperMessageKind;
 
 constexpr absl::Duration kStartPause = absl::Milliseconds(20);
 constexpr absl::Duration kAnswerLimit = absl::Seconds(1);
+// Between two connections: one that takes nobody is not asked without end.
 constexpr absl::Duration kRetryPause = absl::Seconds(1);
 // Too many descriptors of this user are under way: the keeper takes them soon.
 constexpr absl::Duration kCrowdedPause = absl::Milliseconds(10);
@@ -105,6 +106,7 @@ KeeperClient::KeeperClient(Options options, base::EventLoop* loop)
 KeeperClient::~KeeperClient() {
   if (socket_) loop_->UnwatchFd(socket_.get());
   loop_->Cancel(timer_);
+  loop_->Cancel(stays_timer_);
 }
 
 absl::Status KeeperClient::Open() {
@@ -131,6 +133,7 @@ absl::Status KeeperClient::Open() {
     return status;
   }
   socket_ = std::move(socket);
+  opened_ = Now();
   return absl::OkStatus();
 }
 
@@ -261,14 +264,18 @@ void KeeperClient::Lose(const absl::Status& why) {
   loop_->UnwatchFd(socket_.get());
   socket_.Reset();
   loop_->Cancel(timer_);
-  if (options_.warn != nullptr) {
+  loop_->Cancel(std::exchange(stays_timer_, 0));
+  ++num_lost_;
+  if (!std::exchange(is_lost_, true) && options_.warn != nullptr) {
     options_.warn(absl::StrCat(
         "keeper lost path=", options_.path, " reason=\"",
         std::string(why.message()),
         "\": until there is another one, a restart of the daemon ends its "
         "jobs"));
   }
-  timer_ = loop_->PostAfter(absl::ZeroDuration(), [this] { Retry(); });
+  const bool has_lasted = Now() - opened_ >= kRetryPause;
+  timer_ = loop_->PostAfter(has_lasted ? absl::ZeroDuration() : kRetryPause,
+                            [this] { Retry(); });
 }
 
 void KeeperClient::Retry() {
@@ -281,13 +288,21 @@ void KeeperClient::Retry() {
     timer_ = loop_->PostAfter(kRetryPause, [this] { Retry(); });
     return;
   }
+  stays_timer_ = loop_->PostAfter(kRetryPause, [this] {
+    stays_timer_ = 0;
+    OnStayed();
+  });
+  queue_.assign(1, "");
+  for (const auto& [name, item] : items_) queue_.push_back(name);
+  FlushOrLose();
+}
+
+void KeeperClient::OnStayed() {
+  is_lost_ = false;
   if (options_.warn != nullptr) {
     options_.warn(absl::StrCat("keeper found path=", options_.path,
                                " names=", items_.size()));
   }
-  queue_.assign(1, "");
-  for (const auto& [name, item] : items_) queue_.push_back(name);
-  FlushOrLose();
 }
 
 }  // namespace ballast::ipc

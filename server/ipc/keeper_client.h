@@ -8,6 +8,7 @@
 #ifndef SERVER_IPC_KEEPER_CLIENT_H_
 #define SERVER_IPC_KEEPER_CLIENT_H_
 
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -47,7 +48,9 @@ class KeeperClient final : public base::Vault {
 
   // Copies of what was there at the start and was not removed since.
   absl::StatusOr<std::vector<base::Kept>> Found() const;
-  bool is_connected() const { return static_cast<bool>(socket_); }
+  // Of one that was lost, once another one has let this daemon in and keeps it.
+  bool is_connected() const { return socket_ && !is_lost_; }
+  int64_t num_lost() const { return num_lost_; }  // connections, since ever
   // Everything that was put is on its way to the keeper.
   bool is_flushed() const { return is_connected() && queue_.empty(); }
 
@@ -67,6 +70,7 @@ class KeeperClient final : public base::Vault {
   void FlushOrLose();
   void Lose(const absl::Status& why);
   void Retry();
+  void OnStayed();
 
   const Options options_;
   base::EventLoop* const loop_;
@@ -74,6 +78,11 @@ class KeeperClient final : public base::Vault {
   absl::btree_map<std::string, base::Kept> items_;
   std::deque<std::string> queue_;  // names to be told of; "": a Reset
   base::TimerId timer_ = 0;        // until another try
+  absl::Time opened_;              // when `socket_` was
+  // One episode: until there is a connection that lasts.
+  bool is_lost_ = false;
+  base::TimerId stays_timer_ = 0;
+  int64_t num_lost_ = 0;
 };
 
 }  // namespace ballast::ipc

@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -19,6 +20,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "gtest/gtest.h"
 #include "proto/keeper_socket.h"
 #include "server/base/clock.h"
@@ -29,6 +31,7 @@
 #include "server/ipc/fd_passing.h"
 #include "server/ipc/keeper_client.h"
 #include "server/ipc/keeper_message.h"
+#include "server/ipc/socket_path.h"
 
 namespace ballast::keeper {
 namespace {
@@ -275,6 +278,46 @@ TEST_F(KeeperTest, AKeeperThatDiesIsReplaced) {
   ASSERT_EQ((*next)->Found()->size(), 1);
   EXPECT_EQ((*next)->Found()->front().name, "b");
   EXPECT_TRUE(absl::StrContains(warnings_, "keeper lost")) << warnings_;
+}
+
+// One that lets daemons in and then refuses them, whatever its reason.
+TEST_F(KeeperTest, AKeeperThatTakesNobodyIsAskedNowAndThen) {
+  Start();
+  auto client = Connect();
+  const base::Segment segment = SegmentOf('k');
+  const int fd = segment.fd();
+  EXPECT_THAT((*client)->Put("a", "", std::span(&fd, 1)), IsOk());
+  keeper_.reset();
+  auto path = ipc::SocketPath::Listen(directory_ + "/keeper.sock",
+                                      SOCK_SEQPACKET, 0600);
+  ASSERT_THAT(path.status(), IsOk());
+  int asked = 0;
+  const auto refuse = [&](uint32_t) {
+    const base::UniqueFd socket(
+        accept4(path->fd(), nullptr, nullptr, SOCK_CLOEXEC));
+    asked += socket ? 1 : 0;
+    EXPECT_THAT(ipc::SendPacket(
+                    socket.get(),
+                    ipc::RefusalBytes("", absl::InternalError("not you")), {})
+                    .status(),
+                IsOk());
+  };
+  ASSERT_THAT(loop_->WatchFd(path->fd(), EPOLLIN, refuse), IsOk());
+  const absl::Time start = clock_.Now();
+  while (clock_.Now() - start < absl::Milliseconds(2500)) {
+    loop_->RunOnce(absl::Milliseconds(10));
+    EXPECT_FALSE((*client)->is_flushed());
+  }
+  const int64_t seconds = absl::ToInt64Seconds(clock_.Now() - start);
+  EXPECT_GT(asked, 0);
+  EXPECT_LE(asked, seconds + 1);
+  EXPECT_GE((*client)->num_lost(), asked);
+  // One line for all of it.
+  EXPECT_EQ(absl::StrReplaceAll(warnings_, {{"keeper lost", ""}}).size() + 11,
+            warnings_.size())
+      << warnings_;
+  EXPECT_FALSE(absl::StrContains(warnings_, "keeper found")) << warnings_;
+  loop_->UnwatchFd(path->fd());
 }
 
 TEST_F(KeeperTest, EndsOnceADaemonLeftNothing) {
