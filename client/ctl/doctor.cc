@@ -224,7 +224,7 @@ void ExamineSteps(const v1::GetJobReply& job, Examination* out) {
 void ExamineCopies(const v1::GetJobReply& job, Examination* out) {
   const v1::SnapshotStatus& snapshots = job.snapshots();
   const v1::ReplicaStatus& replicas = job.replicas();
-  if (!snapshots.enabled() && !replicas.enabled() && !job.has_gather()) {
+  if (!snapshots.enabled() && !replicas.enabled()) {
     out->Add("copies", State::kWarning,
              "neither snapshots nor replicas: the loss of a node ends the job "
              "for good",

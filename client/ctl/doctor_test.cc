@@ -184,7 +184,7 @@ TEST_F(DoctorTest, KnowsWhetherAnythingOutlivesANode) {
   job_.clear_replicas();
   EXPECT_EQ(Bad(), "warning job gpt2 copies\n");
   job_.mutable_gather()->set_refusals(1);
-  EXPECT_EQ(Bad(), "warning job gpt2 gathers\n") << "can keep neither";
+  EXPECT_EQ(Bad(), "warning job gpt2 copies\nwarning job gpt2 gathers\n");
 }
 
 TEST_F(DoctorTest, ShowsLinesAndJson) {
