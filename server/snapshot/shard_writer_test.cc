@@ -18,7 +18,8 @@ using base::StatusIs;
 
 class ShardWriterTest : public testing::Test {
  protected:
-  std::unique_ptr<ShardWriter> Make(uint64_t rate = 0) {
+  std::unique_ptr<ShardWriter> Make(uint64_t rate = 0,
+                                    bool has_weights = true) {
     rig_.Fill(2);
     capture_.Begin(image_, 0);
     ShardWriter::Parts parts;
@@ -29,7 +30,7 @@ class ShardWriterTest : public testing::Test {
     parts.plan = &plan_;
     parts.capture = &capture_;
     parts.image = image_;
-    parts.weights = rig_.places();
+    if (has_weights) parts.weights = rig_.places();
     parts.max_bytes_per_second = rate;
     parts.slice_bytes = 5000;  // cuts sections
     return std::make_unique<ShardWriter>(
@@ -103,6 +104,16 @@ TEST_F(ShardWriterTest, LeavesNothingWhereverItFails) {  // I28
     EXPECT_EQ(files_.bytes(), 0u) << at;
     ASSERT_THAT(files_.RemoveAll("job"), IsOk());
   }
+}
+
+TEST_F(ShardWriterTest, StoresNothingWithoutItsFrozenTensors) {
+  const auto writer = Make(/*rate=*/0, /*has_weights=*/false);
+  writer->Start();
+  executor_.RunUntilIdle();
+  ASSERT_TRUE(result_.has_value());
+  EXPECT_THAT(*result_,
+              StatusIs(absl::StatusCode::kInternal, "bytes to store"));
+  EXPECT_EQ(files_.bytes(), 0u);
 }
 
 TEST_F(ShardWriterTest, FindsADiskThatIsFullBeforeItWrites) {
