@@ -84,11 +84,20 @@ void GatheredWeights::Want(LocalRank rank, int index, uint64_t request) {
       }
     }
     unit.holders.push_back({rank, request});
+    // Taken up again, it does not leave its pages.
+    if (unit.num_tasks > 0) RetryParked();
   }
   if (unit.state == State::kHeld) {
     return parts_.observer->OnHeld(rank, index, request, unit.version);
   }
   TryGather(index);
+}
+
+// Whoever still finds no room is refused, unless given-up tasks still run.
+void GatheredWeights::RetryParked() {
+  for (const Parked& one : std::exchange(parked_, {})) {
+    if (!is_stopped_) Want(one.rank, one.unit, one.request);
+  }
 }
 
 bool GatheredWeights::HasGivenUpTasks() const {
@@ -108,7 +117,9 @@ void GatheredWeights::GiveBack(LocalRank rank, int index) {
   unit.holders.erase(holder);
   if (!unit.holders.empty()) return;
   GiveUp(index);
-  if (unit.num_tasks == 0) GiveBackPages(index);  // else the last task does
+  if (unit.num_tasks > 0) return;  // the last one gives its pages back
+  GiveBackPages(index);
+  RetryParked();
 }
 
 absl::Status GatheredWeights::TakePages(int index, bool are_there) {
@@ -284,9 +295,7 @@ void GatheredWeights::OnTaskDone(int index) {
       FinishIfComplete(index);
     } else if (unit.holders.empty()) {
       GiveBackPages(index);
-      for (const Parked& one : std::exchange(parked_, {})) {
-        if (!is_stopped_) Want(one.rank, one.unit, one.request);
-      }
+      RetryParked();
     } else {
       TryGather(index);
     }

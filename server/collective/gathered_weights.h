@@ -175,6 +175,7 @@ class GatheredWeights final : private transport::PullSource {
   std::string NameOf(int unit) const;
   void Want(LocalRank rank, int index, uint64_t request);
   void GiveBack(LocalRank rank, int index);
+  void RetryParked();
   bool HasGivenUpTasks() const;
   absl::Status TakePages(int index, bool are_there = false);
   void GiveBackPages(int index);
@@ -198,7 +199,7 @@ class GatheredWeights final : private transport::PullSource {
   transport::Pulls* pulls_ = nullptr;
   Generation generation_;
   std::vector<Unit> units_;
-  std::vector<Parked> parked_;        // until given-up tasks leave their pages
+  std::vector<Parked> parked_;        // no room, while given-up tasks run
   std::vector<uint32_t> page_users_;  // wanted units with bytes in the page
   size_t num_tasks_ = 0;
   bool is_suspended_ = false;

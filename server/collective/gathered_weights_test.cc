@@ -253,6 +253,63 @@ TEST_F(GatheredWeightsTest, BeyondTheBoundIsRefusedAtOnce) {
   EXPECT_LE(TrueBytes(0), 45'056u);
 }
 
+// A request that waits for pages which tasks of a gather that was given up
+// still write to: it gets them when they end.
+TEST_F(GatheredWeightsTest, GivenUpTasksLeaveTheirPagesToWhoWaits) {  // I23
+  Make(45'056);  // one of the first two units
+  Want(0, 0);
+  Want(0, 0, 2);
+  Want(0, 1, 1, 1);
+  EXPECT_THAT(recorder(0).refusals, IsEmpty());
+  EXPECT_EQ(counts(0).num_gathering, 0);
+  Run();
+  EXPECT_THAT(recorder(0).held, ElementsAre(Recorder::Held{1, 1, 1, 0}));
+  EXPECT_TRUE(Shows(0, 1, 0));
+}
+
+// But if the unit that was given up is wanted again meanwhile, its pages stay:
+// the bound refuses at once.
+TEST_F(GatheredWeightsTest, WantedAgainGivenUpPagesAreWaitedForNoMore) {
+  Make(45'056);
+  Want(0, 0);
+  Want(0, 0, 2);
+  Want(0, 1, 1, 1);
+  Want(0, 0, 3);
+  EXPECT_THAT(recorder(0).refusals,  // I23
+              ElementsAre(base::StatusIs(absl::StatusCode::kResourceExhausted,
+                                         "bucket 1 of version 0 needs")));
+  Run();
+  EXPECT_THAT(recorder(0).held, ElementsAre(Recorder::Held{0, 0, 3, 0}));
+  Want(0, 0, 4);
+  Run();
+  EXPECT_EQ(TrueBytes(0), 0u) << "the refused one asks again if it likes";
+}
+
+// Nor does it wait for those tasks once another unit's pages have gone back.
+TEST_F(GatheredWeightsTest, WhoWaitsTakesAnyPages) {  // I23
+  const int frozen = units_.size() - 1;
+  Make(45'056 + 36'864);
+  Want(0, 0);
+  Want(0, frozen);
+  Run();
+  recorder(0).held.clear();
+  Commit(0);
+  Publish(0, 1);  // the first unit is gathered again
+  ASSERT_EQ(counts(0).num_gathering, 1);
+  Want(0, 0, 2);
+  Want(0, 1, 1, 1);
+  EXPECT_EQ(counts(0).num_gathering, 0);
+  Want(0, frozen, 2);
+  EXPECT_EQ(counts(0).num_gathering, 1) << "of the second unit";
+  for (int n = 1; n < kNodes; ++n) {
+    Commit(n);
+    Publish(n, 1);
+  }
+  Run();
+  EXPECT_THAT(recorder(0).held, ElementsAre(Recorder::Held{1, 1, 1, 1}));
+  EXPECT_THAT(recorder(0).refusals, IsEmpty());
+}
+
 // I1: whoever wants a unit has it of each version in turn, and of none between
 // a commit and its bytes. Node 2 is late: the others wait for its part.
 TEST_F(GatheredWeightsTest, EachVersionReplacesTheLast) {
