@@ -461,7 +461,9 @@ void GatheredWeights::Fail(const absl::Status& why) {
 
 // ---- Serving. ----
 
-// The key is hostile input (I27).
+// The key is hostile input (I27). Versions fence: a generation that begins with
+// an abort has the weights of the one before, and nodes that have heard of it
+// serve those that have not.
 void GatheredWeights::OnPull(NodeRank from, const transport::PullKey& key,
                              transport::PullReply reply) {
   const int index = key.bucket.value();

@@ -353,6 +353,18 @@ TEST_F(GatheredWeightsTest, AnOwnerThatIsFurtherRefuses) {
   EXPECT_TRUE(Shows(0, 0, 1));
 }
 
+// An abort begins another generation, of the same weights, and no two nodes
+// hear of it at once: what is asked for meanwhile is served (I23).
+TEST_F(GatheredWeightsTest, AbortsRefuseNoGather) {
+  Make(0);
+  nodes_[1]->gathered->SetGeneration(Generation(2));
+  Want(0, 0);  // the other one is further
+  Want(1, 1);  // or behind
+  Run();
+  EXPECT_THAT(recorder(0).held, ElementsAre(Recorder::Held{0, 0, 1, 0}));
+  EXPECT_THAT(recorder(1).held, ElementsAre(Recorder::Held{0, 1, 1, 0}));
+}
+
 TEST_F(GatheredWeightsTest, FrozenUnitsStayOverVersions) {
   Make(0);
   const int frozen = units_.size() - 1;
