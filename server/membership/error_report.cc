@@ -87,19 +87,21 @@ absl::StatusOr<StepErrors> SumErrors(const MeteredTensors& metered,
   for (const Path path : layout::kPaths) {
     const auto p = static_cast<size_t>(path);
     const Step of(path == Path::kWeights ? step - 1 : step);
-    layout::MeterWindow window =
+    const layout::MeterWindow window =
         layout::WindowOf(static_cast<int>(metered[p].size()), of);
-    // Nothing was published for the step before, on any node then.
-    const bool is_silent = path == Path::kWeights &&
-                           votes.front()->weight_errors().tensors_size() == 0;
-    if (is_silent) window = {};
     for (int i = 0; i < window.count; ++i) {
       sums[p].emplace_back().index = window.first + i;
     }
+    bool is_known = true;
     for (size_t node = 0; node < votes.size(); ++node) {
-      RETURN_IF_ERROR(
-          AddVote(node, path, window, ErrorsOf(*votes[node], path), &sums[p]));
+      const v1::PathErrors& errors = ErrorsOf(*votes[node], path);
+      if (path == Path::kWeights && errors.tensors_size() == 0) {
+        is_known = false;
+        continue;
+      }
+      RETURN_IF_ERROR(AddVote(node, path, window, errors, &sums[p]));
     }
+    if (!is_known) sums[p].clear();
   }
   return sums;
 }

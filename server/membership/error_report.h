@@ -37,6 +37,8 @@ using StepErrors = std::array<std::vector<TensorErrorSum>, layout::kNumPaths>;
 
 // DataLoss if a vote's sums are not of the tensors whose turn it is; names
 // node and path. `votes` by node rank, all for one step, at least one.
+// Of weights there are none if any node has none: nothing was published before
+// the step, or a daemon that could not keep them has been replaced since.
 absl::StatusOr<StepErrors> SumErrors(const MeteredTensors& metered,
                                      std::span<const v1::Vote* const> votes);
 

@@ -104,8 +104,29 @@ TEST(ErrorReportTest, WeightsAreOfTheVersionBefore) {
   const auto none = Sum(metered, {VoteOf({}), VoteOf({})});
   ASSERT_THAT(none, base::IsOk());
   EXPECT_TRUE((*none)[1].empty());
-  EXPECT_THAT(Sum(metered, {VoteOf({}), VoteOf({}, {Errors(1, 4)})}).status(),
-              base::StatusIs(absl::StatusCode::kDataLoss, "node 1 has errors"));
+}
+
+// A daemon that was replaced may not know what it sent in the step before: no
+// node's sums count then, and no step fails for it.
+TEST(ErrorReportTest, WeightErrorsThatANodeForgotAreKnownToNone) {
+  const MeteredTensors metered = {{{}, {TensorId(1)}}};
+  const v1::Vote known = VoteOf({}, {Errors(1, 4)});
+  for (const size_t forgetful : {0, 1, 2}) {
+    std::vector<v1::Vote> votes(3, known);
+    ASSERT_EQ((*Sum(metered, votes))[1].size(), 1u);
+    votes[forgetful] = VoteOf({});
+    const auto errors = Sum(metered, votes);
+    ASSERT_THAT(errors, base::IsOk()) << forgetful;
+    EXPECT_TRUE((*errors)[1].empty()) << forgetful;
+    // What the others say is looked at all the same (I27).
+    votes[(forgetful + 1) % 3] = VoteOf({}, {Errors(1, 4), Errors(1, 4)});
+    EXPECT_THAT(Sum(metered, votes).status(),
+                base::StatusIs(absl::StatusCode::kDataLoss, "of weights"));
+  }
+  // Gradients are of the step that is voted on: nobody can have forgotten.
+  EXPECT_THAT(
+      Sum(kTwo, {VoteOf({Errors(1, 4), Errors(1, 4)}), VoteOf({})}).status(),
+      base::StatusIs(absl::StatusCode::kDataLoss, "node 1 has errors"));
 }
 
 TEST(ErrorReportTest, OfManyTensorsThoseWhoseTurnItIs) {
