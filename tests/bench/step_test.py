@@ -12,6 +12,7 @@ sys.path.insert(0, _HERE)
 
 import exchange  # noqa: E402
 import gpt2  # noqa: E402
+import latency  # noqa: E402
 import memory  # noqa: E402
 import on_lab  # noqa: E402
 import step  # noqa: E402
@@ -74,6 +75,15 @@ class RowsTest(unittest.TestCase):
         for sent in (0, 9):
             self.assertEqual(len(on_lab.faults([
                 {"name": "a", "tx_bytes": sent, "payload_bytes": 10}])), 1)
+
+    def test_a_peer_is_what_is_divided_by_ours(self):
+        rows = [{"name": "barrier", "p50_seconds": 1e-4, "p99_seconds": 1e-3},
+                {"name": "latency/exact/1", "p50_seconds": 4e-4,
+                 "p99_seconds": 1e-3}]
+        latency.add_ratios(rows)
+        self.assertNotIn("ratio_to_peer", rows[0])
+        self.assertEqual(rows[1]["ratio_to_peer"], 0.25)
+        self.assertIn(" 4.00x", latency.table(rows).splitlines()[2])
 
     def test_what_cannot_be_checked_is_told(self):
         rows = [{"name": "a", "payload_bytes": 10}, {"name": "barrier"},
