@@ -8,7 +8,8 @@ links lose where streams meet.
         [--preset P]… [--steps K] [--peer gloo|none] [--set KEY=VALUE]…
         [--json FILE]
 
-A row is a mean over K steps after one that is not counted:
+All four presets if none is named. A row is a mean over K steps after one that
+is not counted:
 
   seconds           of the slowest rank
   MB                that the busiest node's interface sent (tx_bytes), else
@@ -32,6 +33,7 @@ from typing import List
 import on_lab
 
 _BUSY = 0.6
+_PRESETS = ("exact", "zeropp", "delta4", "delta2")
 
 
 def add_ratios(rows: List[on_lab.Row], cores: int) -> None:
@@ -86,7 +88,7 @@ def main(argv: List[str]) -> int:
     if options.peer == "gloo":
         names += ["gloo_fp32", "gloo_fp16"]
     names += ["exchange/" + preset
-              for preset in options.preset or ("exact", "zeropp")]
+              for preset in options.preset or _PRESETS]
     result = on_lab.measured(
         names, nodes=options.nodes, workers=options.workers,
         rate=options.rate, settings=options.settings,
