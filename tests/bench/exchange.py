@@ -17,7 +17,8 @@ is not counted:
   over payload      wire_to_payload: bytes of messages that the daemon counted,
                     headers and alignment included, per byte of the policy's
                     formula, in percent above it; of all nodes and steps
-  of TCP            link_efficiency: bytes per second of the raw stream
+  of TCP            link_efficiency: bytes per second of the raw stream, of
+                    both those that the interface sent, headers and all
   against Gloo      ratio_to_peer: Gloo fp32's seconds divided by these
   processor         seconds of all processes divided by the cores: the floor
                     of any row on one machine; above 60 % of the wire's time,
@@ -36,6 +37,11 @@ _BUSY = 0.6
 _PRESETS = ("exact", "zeropp", "delta4", "delta2")
 
 
+def _sent(tcp: on_lab.Row, like: on_lab.Row) -> int:
+    """What the raw stream sent, counted as what `like` did."""
+    return tcp["tx_bytes"] if like.get("tx_bytes") else tcp["bytes"]
+
+
 def add_ratios(rows: List[on_lab.Row], cores: int) -> None:
     """What follows from one another."""
     by_name = {row["name"]: row for row in rows}
@@ -49,7 +55,7 @@ def add_ratios(rows: List[on_lab.Row], cores: int) -> None:
                                       row["all_payload_bytes"])
             row["percent_over"] = 100 * (row["wire_to_payload"] - 1)
         if tcp and row["sent"]:
-            rate = tcp["bytes"] / tcp["seconds"]
+            rate = _sent(tcp, like=row) / tcp["seconds"]
             row["wire_seconds"] = row["sent"] / rate
             row["link_efficiency"] = row["wire_seconds"] / row["seconds"]
         if gloo and not row["name"].startswith("tcp"):

@@ -76,6 +76,18 @@ class RowsTest(unittest.TestCase):
             self.assertEqual(len(on_lab.faults([
                 {"name": "a", "tx_bytes": sent, "payload_bytes": 10}])), 1)
 
+    def test_links_are_compared_by_what_interfaces_sent(self):
+        # Both saturate the link: frames are 5 % of either.
+        rows = [row("tcp", 1.0, bytes=1000, tx_bytes=1050),
+                row("exchange/exact", 2.0, wire_bytes=2000, tx_bytes=2100)]
+        exchange.add_ratios(rows, cores=2)
+        self.assertEqual(rows[1]["link_efficiency"], 1.0)
+        # Without links that count: bytes of messages, of both.
+        rows = [row("tcp", 1.0, bytes=1000),
+                row("exchange/exact", 2.0, wire_bytes=2000)]
+        exchange.add_ratios(rows, cores=2)
+        self.assertEqual(rows[1]["link_efficiency"], 1.0)
+
     def test_a_peer_is_what_is_divided_by_ours(self):
         rows = [{"name": "barrier", "p50_seconds": 1e-4, "p99_seconds": 1e-3},
                 {"name": "latency/exact/1", "p50_seconds": 4e-4,
