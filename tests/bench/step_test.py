@@ -76,6 +76,20 @@ class RowsTest(unittest.TestCase):
             self.assertEqual(len(on_lab.faults([
                 {"name": "a", "tx_bytes": sent, "payload_bytes": 10}])), 1)
 
+    def test_a_link_that_carried_more_than_is_counted_is_a_fault(self):
+        wire = 100 << 20
+        rows = [{"name": "a", "tx_bytes": wire * 108 // 100,
+                 "wire_bytes": wire, "payload_bytes": wire}]
+        self.assertEqual(on_lab.faults(rows), [])
+        rows[0]["tx_bytes"] += 1
+        self.assertEqual(on_lab.faults(rows), [
+            "a: the interface sent 113246209 bytes a step, "
+            "the daemon counted 104857600"])
+        # One node, or a tiny model: votes and measuring outweigh it.
+        self.assertEqual(on_lab.faults([
+            {"name": "a", "tx_bytes": 10000, "wire_bytes": size}
+            for size in (0, 1000)]), [])
+
     def test_links_are_compared_by_what_interfaces_sent(self):
         # Both saturate the link: frames are 5 % of either.
         rows = [row("tcp", 1.0, bytes=1000, tx_bytes=1050),
