@@ -85,6 +85,7 @@ absl::StatusOr<std::unique_ptr<KeeperClient>> KeeperClient::Connect(
     if (status.ok()) break;
     client->socket_.Reset();
     client->items_.clear();
+    client->told_.clear();
     // A daemon that has just ended may still be there for a moment.
     const bool may_pass =
         absl::IsUnavailable(status) || absl::IsFailedPrecondition(status);
@@ -155,11 +156,15 @@ absl::Status KeeperClient::List(absl::Time deadline) {
       poll(&poll_fd, 1, static_cast<int>(absl::ToInt64Milliseconds(left)) + 1);
       continue;
     }
-    if (message->kind == KeeperMessageKind::kListEnd) return absl::OkStatus();
+    if (message->kind == KeeperMessageKind::kListEnd) {
+      knows_sync_ = message->code == proto::kKeeperKnowsSync;
+      return absl::OkStatus();
+    }
     if (message->kind == KeeperMessageKind::kRefusal) return message->refusal;
     if (message->kind != KeeperMessageKind::kItem) {
       return absl::InternalError("the keeper answers in another protocol");
     }
+    told_.insert(message->name);
     items_[message->name] = {message->name, std::move(message->note),
                              std::move(message->fds)};
   }
@@ -186,33 +191,54 @@ absl::Status KeeperClient::Put(std::string_view name, std::string_view note,
   ASSIGN_OR_RETURN(std::vector<base::UniqueFd> copies, CopiesOf(fds));
   items_[std::string(name)] = {std::string(name), std::string(note),
                                std::move(copies)};
-  queue_.emplace_back(name);
-  FlushOrLose();
+  Queue(name);
   return absl::OkStatus();
 }
 
 void KeeperClient::Remove(std::string_view name) {
-  if (items_.erase(std::string(name)) == 0) return;
+  if (items_.erase(std::string(name)) > 0) Queue(name);
+}
+
+void KeeperClient::Queue(std::string_view name) {
+  if (!socket_) return;  // all is told to the next one
   queue_.emplace_back(name);
+  needs_sync_ = knows_sync_;
   FlushOrLose();
 }
 
 // A name that is there is put, one that is not any more removed: whatever
 // happened since it was queued.
+std::vector<std::byte> KeeperClient::NextWord(std::vector<int>* fds) const {
+  if (queue_.empty()) return ToBytes(KeeperMessageKind::kSync);
+  const std::string& name = queue_.front();
+  if (name.empty()) {
+    return ToBytes(KeeperMessageKind::kReset, "", "", proto::kResetMarks);
+  }
+  const auto it = items_.find(name);
+  if (it == items_.end()) return ToBytes(KeeperMessageKind::kRemove, name);
+  *fds = NumbersOf(it->second);
+  return ToBytes(KeeperMessageKind::kPut, name, it->second.note);
+}
+
+void KeeperClient::OnWordSent() {
+  if (queue_.empty()) {
+    needs_sync_ = false;
+    ++num_syncs_;
+    return;
+  }
+  const std::string name = std::move(queue_.front());
+  queue_.pop_front();
+  if (items_.contains(name)) {
+    told_.insert(name);
+  } else {
+    told_.erase(name);
+  }
+}
+
 absl::Status KeeperClient::Flush() {
-  while (!queue_.empty()) {
-    const std::string& name = queue_.front();
-    const auto it = items_.find(name);
+  while (!queue_.empty() || needs_sync_) {
     std::vector<int> fds;
-    std::vector<std::byte> bytes;
-    if (name.empty()) {
-      bytes = ToBytes(KeeperMessageKind::kReset);
-    } else if (it == items_.end()) {
-      bytes = ToBytes(KeeperMessageKind::kRemove, name);
-    } else {
-      bytes = ToBytes(KeeperMessageKind::kPut, name, it->second.note);
-      fds = NumbersOf(it->second);
-    }
+    const std::vector<std::byte> bytes = NextWord(&fds);
     BALLAST_FAILPOINT("ipc.keeper_tell");
     const auto sent = SendPacket(socket_.get(), bytes, fds);
     if (absl::IsResourceExhausted(sent.status())) {
@@ -225,15 +251,15 @@ absl::Status KeeperClient::Flush() {
       return absl::OkStatus();
     }
     RETURN_IF_ERROR(sent.status());
-    if (*sent == IoResult::kWouldBlock) break;
-    queue_.pop_front();
+    if (*sent == IoResult::kWouldBlock) {
+      return loop_->ModifyFd(socket_.get(), EPOLLIN | EPOLLOUT);
+    }
+    OnWordSent();
   }
-  return loop_->ModifyFd(socket_.get(),
-                         queue_.empty() ? EPOLLIN : EPOLLIN | EPOLLOUT);
+  return loop_->ModifyFd(socket_.get(), EPOLLIN);
 }
 
 void KeeperClient::FlushOrLose() {
-  if (!socket_) return;  // all is told to the next one
   if (const absl::Status status = Flush(); !status.ok()) Lose(status);
 }
 
@@ -248,21 +274,38 @@ absl::Status KeeperClient::ReadSome() {
     ASSIGN_OR_RETURN(std::optional<KeeperMessage> message,
                      Receive(socket_.get()));
     if (!message.has_value()) return absl::OkStatus();
-    if (message->kind != KeeperMessageKind::kRefusal) {
-      return absl::InternalError("the keeper sent what nobody asked for");
-    }
-    if (message->name.empty()) return message->refusal;
-    if (options_.warn != nullptr) {
-      options_.warn(absl::StrCat("not kept name=", message->name, " reason=\"",
-                                 std::string(message->refusal.message()),
-                                 "\": a restart of the daemon ends its job"));
-    }
+    RETURN_IF_ERROR(OnAnswer(*message));
   }
+}
+
+absl::Status KeeperClient::OnAnswer(const KeeperMessage& answer) {
+  switch (answer.kind) {
+    case KeeperMessageKind::kMarked:
+      knows_sync_ = needs_sync_ = true;
+      return Flush();
+    case KeeperMessageKind::kSynced:
+      if (num_syncs_ == 0) break;
+      --num_syncs_;
+      if (is_lost_) OnStayed();
+      return absl::OkStatus();
+    case KeeperMessageKind::kRefusal:
+      if (answer.name.empty()) return answer.refusal;
+      if (options_.warn != nullptr) {
+        options_.warn(absl::StrCat("not kept name=", answer.name, " reason=\"",
+                                   std::string(answer.refusal.message()),
+                                   "\": a restart of the daemon ends its job"));
+      }
+      return absl::OkStatus();
+    default:
+      break;
+  }
+  return absl::InternalError("the keeper sent what nobody asked for");
 }
 
 void KeeperClient::Lose(const absl::Status& why) {
   loop_->UnwatchFd(socket_.get());
   socket_.Reset();
+  queue_.clear();
   loop_->Cancel(timer_);
   loop_->Cancel(std::exchange(stays_timer_, 0));
   ++num_lost_;
@@ -288,16 +331,21 @@ void KeeperClient::Retry() {
     timer_ = loop_->PostAfter(kRetryPause, [this] { Retry(); });
     return;
   }
-  stays_timer_ = loop_->PostAfter(kRetryPause, [this] {
-    stays_timer_ = 0;
-    OnStayed();
-  });
+  stays_timer_ = loop_->PostAfter(kRetryPause, [this] { OnStayed(); });
+  knows_sync_ = needs_sync_ = false;
+  num_syncs_ = 0;
   queue_.assign(1, "");
+  // First what has gone meanwhile: with it a job that is over would be gone on
+  // with, should this daemon die before the Sync.
+  for (const std::string& name : told_) {
+    if (!items_.contains(name)) queue_.push_back(name);
+  }
   for (const auto& [name, item] : items_) queue_.push_back(name);
   FlushOrLose();
 }
 
 void KeeperClient::OnStayed() {
+  loop_->Cancel(std::exchange(stays_timer_, 0));
   is_lost_ = false;
   if (options_.warn != nullptr) {
     options_.warn(absl::StrCat("keeper found path=", options_.path,

@@ -8,6 +8,7 @@
 #ifndef SERVER_IPC_KEEPER_CLIENT_H_
 #define SERVER_IPC_KEEPER_CLIENT_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -18,12 +19,14 @@
 #include <vector>
 
 #include "absl/container/btree_map.h"
+#include "absl/container/btree_set.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "server/base/event_loop.h"
 #include "server/base/unique_fd.h"
 #include "server/base/vault.h"
+#include "server/ipc/keeper_message.h"
 
 namespace ballast::ipc {
 
@@ -51,8 +54,11 @@ class KeeperClient final : public base::Vault {
   // Of one that was lost, once another one has let this daemon in and keeps it.
   bool is_connected() const { return socket_ && !is_lost_; }
   int64_t num_lost() const { return num_lost_; }  // connections, since ever
-  // Everything that was put is on its way to the keeper.
-  bool is_flushed() const { return is_connected() && queue_.empty(); }
+  // The keeper has all that was put, or has refused it. Of an older one, which
+  // does not say so: it is on its way there.
+  bool is_flushed() const {
+    return is_connected() && queue_.empty() && !needs_sync_ && num_syncs_ == 0;
+  }
 
   absl::Status Put(std::string_view name, std::string_view note,
                    std::span<const int> fds) override;
@@ -71,12 +77,21 @@ class KeeperClient final : public base::Vault {
   void Lose(const absl::Status& why);
   void Retry();
   void OnStayed();
+  void Queue(std::string_view name);
+  std::vector<std::byte> NextWord(std::vector<int>* fds) const;
+  void OnWordSent();
+  absl::Status OnAnswer(const KeeperMessage& answer);
 
   const Options options_;
   base::EventLoop* const loop_;
   base::UniqueFd socket_;  // empty: there is no keeper now
   absl::btree_map<std::string, base::Kept> items_;
+  // What a keeper may hold, also one that is lost.
+  absl::btree_set<std::string> told_;
   std::deque<std::string> queue_;  // names to be told of; "": a Reset
+  bool knows_sync_ = false;        // this keeper
+  bool needs_sync_ = false;        // once the queue is empty
+  int num_syncs_ = 0;              // that were not answered yet
   base::TimerId timer_ = 0;        // until another try
   absl::Time opened_;              // when `socket_` was
   // One episode: until there is a connection that lasts.

@@ -50,8 +50,8 @@ absl::Status CheckKept(std::string_view name, std::string_view note,
 }
 
 std::vector<std::byte> ToBytes(KeeperMessageKind kind, std::string_view name,
-                               std::string_view note) {
-  return Make(kind, 0, name, note);
+                               std::string_view note, int code) {
+  return Make(kind, code, name, note);
 }
 
 std::vector<std::byte> RefusalBytes(std::string_view name,
@@ -85,6 +85,7 @@ absl::StatusOr<KeeperMessage> ParseKeeperMessage(
   }
   KeeperMessage message;
   message.kind = header.kind;
+  message.code = header.code;
   const char* const rest =
       reinterpret_cast<const char*>(bytes.data()) + sizeof(header);
   message.name.assign(rest, header.name_bytes);

@@ -25,6 +25,7 @@ inline constexpr size_t kMaxKeeperMessageBytes = sizeof(proto::KeeperHeader) +
 
 struct KeeperMessage {
   proto::KeeperMessageKind kind;
+  int code = 0;
   std::string name;
   std::string note;
   absl::Status refusal;  // of kRefusal
@@ -37,7 +38,7 @@ absl::Status CheckKept(std::string_view name, std::string_view note,
 
 std::vector<std::byte> ToBytes(proto::KeeperMessageKind kind,
                                std::string_view name = "",
-                               std::string_view note = "");
+                               std::string_view note = "", int code = 0);
 std::vector<std::byte> RefusalBytes(std::string_view name,
                                     const absl::Status& why);
 

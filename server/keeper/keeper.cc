@@ -86,9 +86,8 @@ void Keeper::Admit(base::UniqueFd socket) {
                      ") is connected to this keeper; stop it first")));
   }
   if (daemon_) {
-    // What it sent before its end counts.
-    while (ReadSome().ok()) {
-    }
+    // What it sent before its end counts; nobody is left to be answered.
+    while (ReadSome().ok()) replies_.clear();
     DropDaemon();
   }
   if (const absl::Status watched = loop_->WatchFd(
@@ -105,13 +104,16 @@ void Keeper::DropDaemon() {
   loop_->UnwatchFd(daemon_.get());
   daemon_.Reset();
   listing_.reset();
+  replies_.clear();
   if (options_.linger == absl::InfiniteDuration()) return;
   if (!items_.empty()) return ArmLinger();
   options_.on_idle();
 }
 
 void Keeper::OnDaemon(uint32_t events) {
-  absl::Status status = ReadSome();
+  absl::Status status = absl::OkStatus();
+  if ((events & EPOLLOUT) != 0) status = SendReplies();
+  if (status.ok()) status = ReadSome();
   if (status.ok() && (events & EPOLLOUT) != 0) status = SendList();
   if (status.ok()) return;
   (void)ipc::SendPacket(daemon_.get(), ipc::RefusalBytes("", status), {});
@@ -119,7 +121,7 @@ void Keeper::OnDaemon(uint32_t events) {
 }
 
 absl::Status Keeper::ReadSome() {
-  for (int i = 0; i < kMaxMessagesPerTurn; ++i) {
+  for (int i = 0; i < kMaxMessagesPerTurn && replies_.empty(); ++i) {
     std::array<std::byte, ipc::kMaxKeeperMessageBytes> bytes;
     ipc::Packet packet;
     ASSIGN_OR_RETURN(const IoResult result,
@@ -141,14 +143,15 @@ absl::Status Keeper::Take(ipc::KeeperMessage message) {
       StartList();
       return SendList();
     case KeeperMessageKind::kReset:
-      items_.clear();
-      num_fds_ = 0;
-      return absl::OkStatus();
+      return Reset(message.code == proto::kResetMarks);
     case KeeperMessageKind::kPut:
       return Put(std::move(message));
     case KeeperMessageKind::kRemove:
       Remove(message.name);
       return absl::OkStatus();
+    case KeeperMessageKind::kSync:
+      Sweep();
+      return Reply(ipc::ToBytes(KeeperMessageKind::kSynced));
     default:
       return absl::InvalidArgumentError(
           absl::StrCat("message kind ", static_cast<uint32_t>(message.kind),
@@ -156,16 +159,32 @@ absl::Status Keeper::Take(ipc::KeeperMessage message) {
   }
 }
 
+absl::Status Keeper::Reset(bool marks) {
+  if (!marks) {
+    items_.clear();
+    marked_.clear();
+    num_fds_ = 0;
+    return absl::OkStatus();
+  }
+  for (const auto& [name, item] : items_) marked_.insert(name);
+  return Reply(ipc::ToBytes(KeeperMessageKind::kMarked));
+}
+
+void Keeper::Sweep() {
+  while (!marked_.empty()) Remove(std::string(*marked_.begin()));
+}
+
 absl::Status Keeper::Put(ipc::KeeperMessage message) {
-  Remove(message.name);
-  const int more = static_cast<int>(message.fds.size());
+  marked_.erase(message.name);
+  const auto old = items_.find(message.name);
+  const int less =
+      old == items_.end() ? 0 : static_cast<int>(old->second.fds.size());
+  const int more = static_cast<int>(message.fds.size()) - less;
   if (num_fds_ + more > options_.max_fds) {
     const absl::Status full = absl::ResourceExhaustedError(
         absl::StrCat("the keeper holds ", num_fds_, " descriptors, of ",
                      options_.max_fds, " that it may"));
-    return ipc::SendPacket(daemon_.get(), ipc::RefusalBytes(message.name, full),
-                           {})
-        .status();
+    return Reply(ipc::RefusalBytes(message.name, full));
   }
   num_fds_ += more;
   items_[message.name] = {message.name, std::move(message.note),
@@ -176,6 +195,7 @@ absl::Status Keeper::Put(ipc::KeeperMessage message) {
 void Keeper::Remove(const std::string& name) {
   const auto it = items_.find(name);
   if (it == items_.end()) return;
+  marked_.erase(name);
   num_fds_ -= static_cast<int>(it->second.fds.size());
   items_.erase(it);
 }
@@ -185,12 +205,35 @@ void Keeper::StartList() {
   for (const auto& [name, item] : items_) listing_->push_back(name);
 }
 
+// That the daemon has gone shows once all that it sent has been read.
+absl::Status Keeper::Reply(std::vector<std::byte> bytes) {
+  replies_.push_back(std::move(bytes));
+  const absl::Status sent = SendReplies();
+  if (!absl::IsUnavailable(sent)) return sent;
+  replies_.clear();
+  return absl::OkStatus();
+}
+
+absl::Status Keeper::SendReplies() {
+  while (!replies_.empty()) {
+    ASSIGN_OR_RETURN(const IoResult result,
+                     ipc::SendPacket(daemon_.get(), replies_.front(), {}));
+    if (result == IoResult::kWouldBlock) {
+      return loop_->ModifyFd(daemon_.get(), EPOLLOUT);
+    }
+    replies_.pop_front();
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Keeper::SendList() {
+  if (!replies_.empty()) return absl::OkStatus();
   if (!listing_.has_value()) {
     return loop_->ModifyFd(daemon_.get(), EPOLLIN);
   }
   for (;;) {
-    std::vector<std::byte> bytes = ipc::ToBytes(KeeperMessageKind::kListEnd);
+    std::vector<std::byte> bytes = ipc::ToBytes(KeeperMessageKind::kListEnd, "",
+                                                "", proto::kKeeperKnowsSync);
     std::vector<int> fds;
     if (!listing_->empty()) {
       const auto it = items_.find(listing_->front());

@@ -13,12 +13,15 @@
 
 #include <sys/types.h>
 
+#include <cstddef>
 #include <deque>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/container/btree_map.h"
+#include "absl/container/btree_set.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -62,9 +65,13 @@ class Keeper {
   void OnDaemon(uint32_t events);
   absl::Status ReadSome();
   absl::Status Take(ipc::KeeperMessage message);
+  absl::Status Reset(bool marks);
   absl::Status Put(ipc::KeeperMessage message);
+  void Sweep();
   void Remove(const std::string& name);
   void StartList();
+  absl::Status Reply(std::vector<std::byte> bytes);
+  absl::Status SendReplies();
   absl::Status SendList();
   void DropDaemon();
   void ArmLinger();
@@ -76,7 +83,10 @@ class Keeper {
   pid_t daemon_pid_ = 0;
   base::TimerId linger_ = 0;
   absl::btree_map<std::string, base::Kept> items_;
+  absl::btree_set<std::string> marked_;  // names of items_
   int num_fds_ = 0;
+  // Yet to be sent; until then nothing more is read.
+  std::deque<std::vector<std::byte>> replies_;
   std::optional<std::deque<std::string>> listing_;  // names yet to be sent
 };
 

@@ -280,6 +280,141 @@ TEST_F(KeeperTest, AKeeperThatDiesIsReplaced) {
   EXPECT_TRUE(absl::StrContains(warnings_, "keeper lost")) << warnings_;
 }
 
+// A daemon, word by word.
+class RawDaemon {
+ public:
+  explicit RawDaemon(const std::string& path)
+      : socket_(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)) {
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::strcpy(address.sun_path, path.c_str());
+    EXPECT_EQ(connect(socket_.get(), reinterpret_cast<sockaddr*>(&address),
+                      sizeof(address)),
+              0);
+  }
+  void Say(const std::vector<std::byte>& bytes, std::vector<int> fds = {}) {
+    EXPECT_THAT(ipc::SendPacket(socket_.get(), bytes, fds).status(), IsOk());
+  }
+  void Put(const std::string& name, int fd, int times = 1) {
+    Say(ipc::ToBytes(proto::KeeperMessageKind::kPut, name),
+        std::vector<int>(times, fd));
+  }
+  ipc::KeeperMessage Hear() {
+    pollfd poll_fd{socket_.get(), POLLIN, 0};
+    EXPECT_EQ(poll(&poll_fd, 1, 20'000), 1);
+    std::vector<std::byte> bytes(ipc::kMaxKeeperMessageBytes);
+    ipc::Packet packet;
+    EXPECT_THAT(ipc::ReceivePacket(socket_.get(), bytes, &packet).status(),
+                IsOk());
+    bytes.resize(packet.size);
+    auto message = ipc::ParseKeeperMessage(bytes, std::move(packet));
+    EXPECT_THAT(message.status(), IsOk());
+    return message.ok() ? *std::move(message) : ipc::KeeperMessage();
+  }
+
+ private:
+  base::UniqueFd socket_;
+};
+
+std::string NamesOf(const std::vector<base::Kept>& found) {
+  std::string names;
+  for (const base::Kept& item : found) names += item.name;
+  return names;
+}
+
+// What a daemon had put is there until it has put all of it again.
+TEST_F(KeeperTest, ADaemonThatComesBackAndDiesLosesNothing) {
+  Start();
+  const base::Segment segment = SegmentOf('m');
+  for (const bool is_said : {false, true}) {
+    {
+      RawDaemon daemon(options_.path);
+      for (const char* name : {"a", "b", "c"}) daemon.Put(name, segment.fd());
+    }
+    {
+      RawDaemon again(options_.path);
+      again.Say(ipc::ToBytes(proto::KeeperMessageKind::kReset, "", "",
+                             proto::kResetMarks));
+      EXPECT_EQ(again.Hear().kind, proto::KeeperMessageKind::kMarked);
+      again.Put("b", segment.fd());
+      if (is_said) {
+        again.Say(ipc::ToBytes(proto::KeeperMessageKind::kSync));
+        EXPECT_EQ(again.Hear().kind, proto::KeeperMessageKind::kSynced);
+      }
+    }
+    auto next = Connect();
+    ASSERT_THAT(next, IsOk());
+    EXPECT_EQ(NamesOf(*(*next)->Found()), is_said ? "b" : "abc");
+  }
+  {
+    RawDaemon older(options_.path);
+    older.Say(ipc::ToBytes(proto::KeeperMessageKind::kReset));
+    older.Put("d", segment.fd());
+  }
+  auto next = Connect();
+  ASSERT_THAT(next, IsOk());
+  EXPECT_EQ(NamesOf(*(*next)->Found()), "d");
+}
+
+TEST_F(KeeperTest, WhatCannotBeReplacedStays) {
+  options_.max_fds = 2;
+  Start();
+  const base::Segment segment = SegmentOf('r');
+  {
+    RawDaemon daemon(options_.path);
+    daemon.Put("a", segment.fd());
+    daemon.Put("b", segment.fd());
+    daemon.Put("a", segment.fd(), 2);
+    EXPECT_EQ(daemon.Hear().name, "a");
+    daemon.Put("b", segment.fd());  // in place of the other one
+    daemon.Say(ipc::ToBytes(proto::KeeperMessageKind::kSync));
+    EXPECT_EQ(daemon.Hear().kind, proto::KeeperMessageKind::kSynced);
+  }
+  auto next = Connect();
+  ASSERT_THAT(next, IsOk());
+  EXPECT_EQ(NamesOf(*(*next)->Found()), "ab");
+}
+
+// One of a version before this one answers neither Reset nor Sync.
+TEST_F(KeeperTest, AnOlderKeeperIsGivenAllAgain) {
+  Start();
+  auto client = Connect();
+  const base::Segment segment = SegmentOf('o');
+  const int fd = segment.fd();
+  for (const char* name : {"a", "b"}) {
+    EXPECT_THAT((*client)->Put(name, "", std::span(&fd, 1)), IsOk());
+  }
+  RunUntil([&] { return (*client)->is_flushed(); });
+  keeper_.reset();
+  auto path =
+      ipc::SocketPath::Listen(options_.path, SOCK_SEQPACKET, /*mode=*/0600);
+  ASSERT_THAT(path.status(), IsOk());
+  RunUntil([&] { return !(*client)->is_connected(); });
+  (*client)->Remove("a");
+  base::UniqueFd socket;
+  RunUntil([&] {
+    if (!socket) {
+      socket.Reset(accept4(path->fd(), nullptr, nullptr, SOCK_CLOEXEC));
+    }
+    return static_cast<bool>(socket);
+  });
+  RunUntil([&] { return (*client)->is_flushed(); });
+  for (const auto& [kind, name] :
+       {std::pair(proto::KeeperMessageKind::kReset, ""),
+        std::pair(proto::KeeperMessageKind::kRemove, "a"),
+        std::pair(proto::KeeperMessageKind::kPut, "b")}) {
+    std::vector<std::byte> bytes(ipc::kMaxKeeperMessageBytes);
+    ipc::Packet packet;
+    ASSERT_THAT(ipc::ReceivePacket(socket.get(), bytes, &packet).status(),
+                IsOk());
+    bytes.resize(packet.size);
+    const auto message = ipc::ParseKeeperMessage(bytes, std::move(packet));
+    ASSERT_THAT(message.status(), IsOk());
+    EXPECT_EQ(message->kind, kind);
+    EXPECT_EQ(message->name, name);
+  }
+}
+
 // One that lets daemons in and then refuses them, whatever its reason.
 TEST_F(KeeperTest, AKeeperThatTakesNobodyIsAskedNowAndThen) {
   Start();
