@@ -86,9 +86,11 @@ absl::StatusOr<std::unique_ptr<KeeperClient>> KeeperClient::Connect(
     client->socket_.Reset();
     client->items_.clear();
     client->told_.clear();
-    // A daemon that has just ended may still be there for a moment.
-    const bool may_pass =
-        absl::IsUnavailable(status) || absl::IsFailedPrecondition(status);
+    // A daemon that has just ended may still be there for a moment; an older
+    // keeper gives up where too many descriptors are under way.
+    const bool may_pass = absl::IsUnavailable(status) ||
+                          absl::IsFailedPrecondition(status) ||
+                          absl::IsResourceExhausted(status);
     if (!may_pass || Now() >= deadline) return status;
     if (is_first && client->options_.start != nullptr &&
         absl::IsUnavailable(status)) {

@@ -22,6 +22,8 @@ using ipc::IoResult;
 using proto::KeeperMessageKind;
 
 constexpr int kMaxMessagesPerTurn = 64;
+// Too many descriptors of this user are under way: the daemon takes them soon.
+constexpr absl::Duration kCrowdedPause = absl::Milliseconds(10);
 
 }  // namespace
 
@@ -46,6 +48,7 @@ Keeper::~Keeper() {
   loop_->UnwatchFd(path_.fd());
   if (daemon_) loop_->UnwatchFd(daemon_.get());
   loop_->Cancel(linger_);
+  loop_->Cancel(crowded_);
 }
 
 void Keeper::ArmLinger() {
@@ -105,6 +108,7 @@ void Keeper::DropDaemon() {
   daemon_.Reset();
   listing_.reset();
   replies_.clear();
+  loop_->Cancel(std::exchange(crowded_, 0));
   if (options_.linger == absl::InfiniteDuration()) return;
   if (!items_.empty()) return ArmLinger();
   options_.on_idle();
@@ -115,8 +119,11 @@ void Keeper::OnDaemon(uint32_t events) {
   if ((events & EPOLLOUT) != 0) status = SendReplies();
   if (status.ok()) status = ReadSome();
   if (status.ok() && (events & EPOLLOUT) != 0) status = SendList();
-  if (status.ok()) return;
-  (void)ipc::SendPacket(daemon_.get(), ipc::RefusalBytes("", status), {});
+  if (!status.ok()) End(status);
+}
+
+void Keeper::End(const absl::Status& why) {
+  (void)ipc::SendPacket(daemon_.get(), ipc::RefusalBytes("", why), {});
   DropDaemon();
 }
 
@@ -245,9 +252,13 @@ absl::Status Keeper::SendList() {
       bytes = ipc::ToBytes(KeeperMessageKind::kItem, item.name, item.note);
       for (const base::UniqueFd& fd : item.fds) fds.push_back(fd.get());
     }
-    ASSIGN_OR_RETURN(const IoResult result,
-                     ipc::SendPacket(daemon_.get(), bytes, fds));
-    if (result == IoResult::kWouldBlock) {
+    const auto sent = ipc::SendPacket(daemon_.get(), bytes, fds);
+    if (absl::IsResourceExhausted(sent.status())) {
+      SendListLater();
+      return loop_->ModifyFd(daemon_.get(), EPOLLIN);
+    }
+    RETURN_IF_ERROR(sent.status());
+    if (*sent == IoResult::kWouldBlock) {
       return loop_->ModifyFd(daemon_.get(), EPOLLIN | EPOLLOUT);
     }
     if (listing_->empty()) break;
@@ -255,6 +266,14 @@ absl::Status Keeper::SendList() {
   }
   listing_.reset();
   return loop_->ModifyFd(daemon_.get(), EPOLLIN);
+}
+
+void Keeper::SendListLater() {
+  if (crowded_ != 0) return;
+  crowded_ = loop_->PostAfter(kCrowdedPause, [this] {
+    crowded_ = 0;
+    if (const absl::Status status = SendList(); !status.ok()) End(status);
+  });
 }
 
 }  // namespace ballast::keeper

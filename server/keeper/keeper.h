@@ -73,6 +73,8 @@ class Keeper {
   absl::Status Reply(std::vector<std::byte> bytes);
   absl::Status SendReplies();
   absl::Status SendList();
+  void SendListLater();
+  void End(const absl::Status& why);
   void DropDaemon();
   void ArmLinger();
 
@@ -88,6 +90,7 @@ class Keeper {
   // Yet to be sent; until then nothing more is read.
   std::deque<std::vector<std::byte>> replies_;
   std::optional<std::deque<std::string>> listing_;  // names yet to be sent
+  base::TimerId crowded_ = 0;                       // until it goes on
 };
 
 }  // namespace ballast::keeper

@@ -2,12 +2,16 @@
 #include "server/keeper/keeper.h"
 
 #include <fcntl.h>
+#include <linux/capability.h>
 #include <poll.h>
 #include <sys/epoll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -17,6 +21,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -67,6 +72,7 @@ class RunningKeeper {
     thread_.join();
     keeper_.reset();
   }
+  void Post(absl::AnyInvocable<void() &&> fn) { loop_->Post(std::move(fn)); }
   int num_items() const { return num_items_; }
   int num_fds() const { return num_fds_; }
   bool is_idle() const { return is_idle_; }
@@ -373,6 +379,75 @@ TEST_F(KeeperTest, WhatCannotBeReplacedStays) {
   auto next = Connect();
   ASSERT_THAT(next, IsOk());
   EXPECT_EQ(NamesOf(*(*next)->Found()), "ab");
+}
+
+// Of the calling thread: the kernel counts descriptors under way against the
+// limit only without these.
+void DropPrivileges() {
+  __user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
+  __user_cap_data_struct data[2] = {};
+  EXPECT_EQ(syscall(SYS_capset, &header, data), 0);
+}
+
+// More descriptors of this user are under way than its limit allows, until this
+// is gone.
+class Crowd {
+ public:
+  Crowd() {
+    EXPECT_EQ(getrlimit(RLIMIT_NOFILE, &before_), 0);
+    rlimit few = before_;
+    few.rlim_cur = 200;
+    EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+    int ends[2];
+    EXPECT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
+    from_.Reset(ends[0]);
+    to_.Reset(ends[1]);
+    const std::vector<std::byte> byte(1);
+    const std::vector<int> fds(4, ends[0]);
+    // Some refuse what is beyond the limit, root is not.
+    for (int i = 0; i < 60; ++i) {
+      (void)ipc::SendPacket(from_.get(), byte, fds);
+    }
+  }
+  ~Crowd() {
+    to_.Reset();
+    from_.Reset();
+    setrlimit(RLIMIT_NOFILE, &before_);
+  }
+
+ private:
+  rlimit before_{};
+  base::UniqueFd from_;
+  base::UniqueFd to_;
+};
+
+TEST_F(KeeperTest, DescriptorsUnderWayOnlyDelayTheList) {
+  Start();
+  const base::Segment segment = SegmentOf('u');
+  {
+    RawDaemon daemon(options_.path);
+    for (const char* name : {"a", "b", "c"}) daemon.Put(name, segment.fd());
+    daemon.Say(ipc::ToBytes(proto::KeeperMessageKind::kSync));
+    EXPECT_EQ(daemon.Hear().kind, proto::KeeperMessageKind::kSynced);
+  }
+  std::atomic<bool> has_dropped = false;
+  keeper_->Post([&] {
+    DropPrivileges();
+    has_dropped = true;
+  });
+  RunUntil([&] { return has_dropped.load(); });
+  auto crowd = std::make_unique<Crowd>();
+  std::atomic<bool> is_over = false;
+  std::thread others([&] {
+    poll(nullptr, 0, 300);
+    is_over = true;
+    crowd.reset();
+  });
+  auto next = Connect();
+  EXPECT_TRUE(is_over);
+  others.join();
+  ASSERT_THAT(next, IsOk());
+  EXPECT_EQ(NamesOf(*(*next)->Found()), "abc");
 }
 
 // One of a version before this one answers neither Reset nor Sync.
