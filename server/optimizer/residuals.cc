@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/control_block.h"
 #include "server/base/status_macros.h"
+#include "server/device/kept_version.h"
 
 namespace ballast::optimizer {
 namespace {
@@ -56,13 +57,25 @@ absl::StatusOr<std::unique_ptr<Residuals>> Residuals::Create(
       device->AllocateShared(SizeBytes(layout), "gradient residuals"));
   ResidualsHeader header = {};
   header.magic = kMagic;
-  header.version = 1;
+  header.version = kVersion;
   header.node = node.value();
   header.elements = Elements(layout);
   header.arrays_offset = proto::kPageSize;
   header.array_stride = Stride(layout);
   layout.digest().copy(header.layout_digest, sizeof(header.layout_digest));
-  std::memcpy(buffer->bytes().data(), &header, sizeof(header));
+  if (!buffer->is_adopted()) {
+    std::memcpy(buffer->bytes().data(), &header, sizeof(header));
+  } else {
+    ResidualsHeader found;
+    std::memcpy(&found, buffer->bytes().data(), sizeof(found));
+    if (found.magic == kMagic) {
+      RETURN_IF_ERROR(device::CheckKeptVersion(kWhat, found.version, kVersion));
+    }
+    if (std::memcmp(&found, &header, sizeof(header)) != 0) {
+      return absl::DataLossError(
+          "the gradient residuals are damaged, or those of another layout");
+    }
+  }
   return std::unique_ptr<Residuals>(new Residuals(std::move(buffer), layout));
 }
 

@@ -36,7 +36,12 @@ namespace ballast::optimizer {
 
 class Residuals {
  public:
-  // All zero. Unimplemented on a device that the host cannot address.
+  static constexpr uint32_t kVersion = 1;  // of the format
+  static constexpr char kWhat[] = "gradient residuals";
+
+  // All zero, or where the device adopts the memory what an earlier life left:
+  // DataLoss if that is of another layout or node, FailedPrecondition if of
+  // another version. Unimplemented on a device that the host cannot address.
   static absl::StatusOr<std::unique_ptr<Residuals>> Create(
       device::Device* device, const layout::Layout& layout, NodeRank node);
 

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/control_block.h"
 #include "server/base/status_macros.h"
+#include "server/device/kept_version.h"
 #include "server/optimizer/scalar_slots.h"
 
 namespace ballast::optimizer {
@@ -37,7 +38,7 @@ StateHeader MakeHeader(const layout::Layout& layout, NodeRank node,
                        kernels::OptimizerKind kind, bool has_momentum) {
   StateHeader header = {};
   header.magic = kMagic;
-  header.version = 2;
+  header.version = ShardState::kVersion;
   header.kind = static_cast<uint32_t>(kind);
   header.num_moments = kernels::StateArrays(kind, has_momentum);
   header.max_cursors = layout.topology().local_world_size;
@@ -111,11 +112,17 @@ absl::StatusOr<std::unique_ptr<ShardState>> ShardState::Create(
                    device->AllocateShared(size, "optimizer state"));
   if (!buffer->is_adopted()) {
     std::memcpy(buffer->bytes().data(), &header, sizeof(header));
-  } else if (std::memcmp(buffer->bytes().data(), &header, sizeof(header)) !=
-             0) {
-    return absl::DataLossError(
-        "the optimizer state is damaged, or that of another layout, optimizer "
-        "or version");
+  } else {
+    StateHeader found;
+    std::memcpy(&found, buffer->bytes().data(), sizeof(found));
+    if (found.magic == kMagic) {
+      RETURN_IF_ERROR(device::CheckKeptVersion(kWhat, found.version, kVersion));
+    }
+    if (std::memcmp(&found, &header, sizeof(header)) != 0) {
+      return absl::DataLossError(
+          "the optimizer state is damaged, or that of another layout or "
+          "optimizer");
+    }
   }
   return std::make_unique<DeviceShardState>(header, std::move(buffer));
 }

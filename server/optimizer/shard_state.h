@@ -28,9 +28,13 @@ namespace ballast::optimizer {
 
 class ShardState {
  public:
+  static constexpr uint32_t kVersion = 2;  // of the format
+  static constexpr char kWhat[] = "optimizer states";
+
   // `kind` and `has_momentum` decide how many moments there are. All zero, or
   // where the device adopts the memory what an earlier life left: DataLoss if
-  // that is of another layout, optimizer or version.
+  // that is of another layout or optimizer, FailedPrecondition if of another
+  // version.
   static absl::StatusOr<std::unique_ptr<ShardState>> Create(
       device::Device* device, const layout::Layout& layout, NodeRank node,
       kernels::OptimizerKind kind, bool has_momentum);

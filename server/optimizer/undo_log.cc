@@ -10,6 +10,7 @@
 #include "proto/control_block.h"
 #include "server/base/failpoint.h"
 #include "server/base/status_macros.h"
+#include "server/device/kept_version.h"
 
 namespace ballast::optimizer {
 namespace {
@@ -64,7 +65,7 @@ UndoHeader MakeHeader(const layout::Layout& layout, int64_t num_chunks,
                       int64_t capacity, int num_moments, int num_threads) {
   UndoHeader header = {};
   header.magic = kMagic;
-  header.version = 2;
+  header.version = UndoLog::kVersion;
   header.num_moments = num_moments;
   header.num_threads = num_threads;
   header.num_chunks = num_chunks;
@@ -133,6 +134,9 @@ absl::StatusOr<std::unique_ptr<UndoLog>> UndoLog::Open(
   UndoHeader header = {};
   if (buffer->size_bytes() >= sizeof(header)) {
     std::memcpy(&header, buffer->bytes().data(), sizeof(header));
+  }
+  if (header.magic == kMagic) {
+    RETURN_IF_ERROR(device::CheckKeptVersion(kWhat, header.version, kVersion));
   }
   const UndoHeader expected =
       MakeHeader(layout, chunks.size(), CapacityOf(chunks), num_moments,

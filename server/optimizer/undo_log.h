@@ -54,13 +54,16 @@ struct RestoredChunk {
 class UndoLog {
  public:
   static constexpr char kName[] = "undo log";  // of its buffer
+  static constexpr uint32_t kVersion = 2;      // of its format
+  static constexpr char kWhat[] = "undo logs";
 
   // Empty, or where the device adopts the memory as Open.
   static absl::StatusOr<std::unique_ptr<UndoLog>> Create(
       device::Device* device, const layout::Layout& layout, NodeRank node,
       int num_moments, int num_threads);
 
-  // A log that an earlier life left. DataLoss if it is not one of this layout.
+  // A log that an earlier life left. DataLoss if it is not one of this layout,
+  // FailedPrecondition if of another version.
   static absl::StatusOr<std::unique_ptr<UndoLog>> Open(
       std::unique_ptr<device::SharedBuffer> buffer,
       const layout::Layout& layout, NodeRank node, int num_moments);

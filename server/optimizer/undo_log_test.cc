@@ -300,6 +300,13 @@ TEST_F(UndoFormatTest, DamageIsDataLoss) {  // I27
   bytes_[0] ^= std::byte{1};
   EXPECT_THAT(Open(), StatusIs(kDataLoss));
   bytes_ = good;
+  Put<uint32_t>(8, 3);
+  EXPECT_THAT(Open(), StatusIs(absl::StatusCode::kFailedPrecondition,
+                               "its undo logs are kept in format 3, this "
+                               "version knows 2"));
+  bytes_[0] ^= std::byte{1};
+  EXPECT_THAT(Open(), StatusIs(kDataLoss)) << "not one of any version";
+  bytes_ = good;
   Put<uint32_t>(16, ~0u);  // threads
   EXPECT_THAT(Open(), StatusIs(kDataLoss));
   bytes_ = good;

@@ -1,4 +1,4 @@
-// In which formats the memory of a job is kept that does not say so itself.
+// In which formats the memory of a job is kept.
 #ifndef SERVER_DAEMON_KEPT_KEPT_FORMATS_H_
 #define SERVER_DAEMON_KEPT_KEPT_FORMATS_H_
 
