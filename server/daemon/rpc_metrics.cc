@@ -17,8 +17,9 @@ std::string_view AttachOutcome(absl::StatusCode code) {
     case absl::StatusCode::kUnauthenticated:
       return "denied_identity";
     case absl::StatusCode::kResourceExhausted:
-    case absl::StatusCode::kUnavailable:
       return "denied_quota";
+    case absl::StatusCode::kUnavailable:
+      return "unavailable";
     case absl::StatusCode::kInternal:
     case absl::StatusCode::kUnknown:
       return "internal";
@@ -43,7 +44,7 @@ void RpcMetrics::OnRpcDone(std::string_view method,
         ->counter(Family::kAdmissionRejections,
                   {is_memory ? "memory" : "limit"})
         ->Increment();
-  } else if (code == absl::StatusCode::kUnavailable) {
+  } else if (session::IsForDraining(status)) {
     metrics_->counter(Family::kAdmissionRejections, {"draining"})->Increment();
   }
 }

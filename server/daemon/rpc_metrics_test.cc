@@ -18,7 +18,11 @@ TEST(RpcMetricsTest, RefusalsAreCountedByTheirReason) {
   rpc.OnRpcDone("Attach", session::ForMemory(full));
   rpc.OnRpcDone("Attach", session::ForMemory(full));
   rpc.OnRpcDone("Save", session::ForMemory(full));
-  rpc.OnRpcDone("Attach", absl::UnavailableError("draining"));
+  const absl::Status away = absl::UnavailableError("try again");
+  rpc.OnRpcDone("Attach", away);  // its last life is just ending
+  rpc.OnRpcDone("Attach", away);
+  rpc.OnRpcDone("Attach", session::ForDraining(away));
+  rpc.OnRpcDone("Save", session::ForDraining(away));
   const auto rejected = [&](const char* reason) {
     return metrics.counter(Family::kAdmissionRejections, {reason})->value();
   };
@@ -30,7 +34,8 @@ TEST(RpcMetricsTest, RefusalsAreCountedByTheirReason) {
   };
   EXPECT_EQ(attaches("ok"), 1);
   EXPECT_EQ(attaches("invalid"), 1);
-  EXPECT_EQ(attaches("denied_quota"), 4);
+  EXPECT_EQ(attaches("denied_quota"), 3);
+  EXPECT_EQ(attaches("unavailable"), 3);
 }
 
 }  // namespace

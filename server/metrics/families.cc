@@ -28,11 +28,12 @@ const std::vector<FamilyInfo>& Table() {
        .is_per_job = true},
       {.family = Family::kClientAttaches,
        .name = "ballast_client_attaches_total",
-       .help = "Attach attempts by outcome.",
+       .help = "Attach attempts by outcome; unavailable: to be tried again, "
+               "as the daemon drains or the job is just ending.",
        .kind = Kind::kCounter,
        .labels = {{"outcome",
                    {"ok", "denied_identity", "denied_token", "denied_quota",
-                    "invalid", "protocol", "internal"}}}},
+                    "unavailable", "invalid", "protocol", "internal"}}}},
       {.family = Family::kAdmissionRejections,
        .name = "ballast_admission_rejections_total",
        .help = "Attach attempts refused for lack of memory, for a limit on a "

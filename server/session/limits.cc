@@ -86,6 +86,7 @@ std::string Differs(std::string_view field, const std::string& here,
 }
 
 constexpr char kForMemory[] = "ballast/for-memory";
+constexpr char kForDraining[] = "ballast/for-draining";
 
 }  // namespace
 
@@ -235,6 +236,15 @@ absl::Status ForMemory(absl::Status status) {
 
 bool IsForMemory(const absl::Status& status) {
   return status.GetPayload(kForMemory).has_value();
+}
+
+absl::Status ForDraining(absl::Status status) {
+  status.SetPayload(kForDraining, absl::Cord());
+  return status;
+}
+
+bool IsForDraining(const absl::Status& status) {
+  return status.GetPayload(kForDraining).has_value();
 }
 
 uint64_t ResidentBytes(const layout::ExchangePolicy& policy,

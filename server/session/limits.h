@@ -42,6 +42,10 @@ uint64_t ResidentBytes(const layout::ExchangePolicy& policy,
 // the limits bound: for those who count refusals.
 absl::Status ForMemory(absl::Status status);
 bool IsForMemory(const absl::Status& status);
+// Likewise an Unavailable of a daemon that lets nobody in any more, not of a
+// job or node that is away for a moment.
+absl::Status ForDraining(absl::Status status);
+bool IsForDraining(const absl::Status& status);
 
 struct MemoryNeed {
   uint64_t gradients = 0;  // W segments

@@ -684,7 +684,9 @@ void Sessions::OnSavedLast(LocalJob* local, const absl::Status& saved) {
   }
 }
 
-void Sessions::StopAccepting(absl::Status why) { accepting_ = std::move(why); }
+void Sessions::StopAccepting(absl::Status why) {
+  accepting_ = ForDraining(std::move(why));
+}
 
 void Sessions::FailAll(const absl::Status& why) {
   for (LocalJob* const job : jobs()) FailJob(job, why);

@@ -444,8 +444,9 @@ TEST_F(SessionsTest, DrainRefusesNewWorkersAndTellsTheOthers) {
   const auto draining = absl::UnavailableError("daemon is draining");
   sessions_.StopAccepting(draining);
   Connect("late");
-  EXPECT_THAT(Attach("late", SmallRequest("other", 0, 1)),
-              StatusIs(absl::StatusCode::kUnavailable, "draining"));
+  const absl::Status refused = Attach("late", SmallRequest("other", 0, 1));
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kUnavailable, "draining"));
+  EXPECT_TRUE(IsForDraining(refused));
   sessions_.FailAll(draining);
   EXPECT_STREQ(processes_["job/0"].daemon()->failure_text,
                "daemon is draining");
