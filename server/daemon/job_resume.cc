@@ -277,7 +277,6 @@ void JobResume::Carry() {
   const int round = choice_.round();
   if (choice_.from() == v1::ResumeChoice::REPLICA) return CarryReplica();
   if (choice_.from() == v1::ResumeChoice::NOTHING) {
-    result_.source = choice_.text().substr(0, kMaxTextBytes);
     offer_.set_loaded(true);
     return Post([this] { Offer(); });
   }

@@ -65,8 +65,7 @@ class JobResume {
   struct Result {
     // nullopt: there was nothing, initial values are taken.
     std::optional<snapshot::LoadedState> loaded;
-    // "replica of step 120 held by nodes 0 and 2", "snapshot job/best"; of
-    // nothing: what is held and not whole, or "".
+    // "replica of step 120 held by nodes 0 and 2", "snapshot job/best".
     std::string source;
   };
   using Done = absl::AnyInvocable<void(absl::StatusOr<Result>) &&>;

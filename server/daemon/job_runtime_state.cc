@@ -97,11 +97,6 @@ void JobRuntime::AgreeOnState() {
         if (result->loaded.has_value()) {
           return OnLoaded(*std::move(result->loaded), result->source);
         }
-        if (!result->source.empty() && parts_.warn) {
-          parts_.warn(
-              absl::StrCat("job begins anew job=", parts_.job->spec().name,
-                           " reason=\"", result->source, "\""));
-        }
         Measure();
       });
 }

@@ -1,6 +1,7 @@
 #include "server/daemon/resume_council.h"
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -12,6 +13,7 @@ namespace ballast::daemon {
 namespace {
 
 constexpr size_t kMaxTextBytes = 500;
+constexpr size_t kMaxListedNodes = 8;
 
 std::vector<snapshot::HeldSet> ToSets(const v1::ResumeOffer& offer) {
   std::vector<snapshot::HeldSet> sets;
@@ -36,6 +38,23 @@ absl::Status ToFailure(const v1::ResumeOffer& offer) {
   return absl::Status(is_code ? static_cast<absl::StatusCode>(offer.code())
                               : absl::StatusCode::kUnknown,
                       offer.text().substr(0, kMaxTextBytes));
+}
+
+// "node 0 has shards 0, 2 of step 7, node 1 nothing".
+std::string WhoHolds(std::span<const std::vector<snapshot::HeldSet>> by_node) {
+  std::vector<std::string> nodes;
+  for (size_t n = 0; n < by_node.size() && n < kMaxListedNodes; ++n) {
+    const std::vector<snapshot::HeldSet>& sets = by_node[n];
+    const auto newest = std::ranges::max_element(
+        sets, {}, [](const snapshot::HeldSet& set) { return set.step; });
+    nodes.push_back(newest == sets.end()
+                        ? absl::StrCat("node ", n, " has nothing")
+                        : absl::StrCat("node ", n, " has of step ",
+                                       newest->step, " shards ",
+                                       absl::StrJoin(newest->shards, ", ")));
+  }
+  if (by_node.size() > kMaxListedNodes) nodes.push_back("…");
+  return absl::StrJoin(nodes, "; ");
 }
 
 }  // namespace
@@ -140,11 +159,19 @@ void ResumeCouncil::Decide() {
     return;
   }
   choice_.set_round(round - 1);
-  // Never anew in silence where there was something.
+  // Never anew where there was something: not unless its owner says so.
   if (!bad_.empty()) {
     return Fail(absl::DataLossError(absl::StrCat(
         "no whole replica of job ", job, " is left, ", bad_.size(),
         " copies are damaged; open it with resume=\"never\" to begin anew")));
+  }
+  if (life.has_value()) {
+    return Fail(absl::DataLossError(absl::StrCat(
+        "what the ", life->num_nodes, life->num_nodes == 1 ? " node" : " nodes",
+        " of job ", job, " held, up to step ", life->step,
+        ", is not whole on those that are here: bring the others too, or open "
+        "it with resume=\"never\" to begin anew; ",
+        WhoHolds(by_node))));
   }
   if (options_.must_resume) {
     return Fail(absl::FailedPreconditionError(absl::StrCat(
@@ -158,11 +185,6 @@ void ResumeCouncil::Decide() {
                      " nodes: rank 0 must give the tensors' initial values")));
   }
   choice_.set_round(round);
-  if (!life.has_value()) return;
-  choice_.set_text(absl::StrCat("what its ", life->num_nodes,
-                                life->num_nodes == 1 ? " node" : " nodes",
-                                " held, up to step ", life->step,
-                                ", is not whole on those that are here"));
 }
 
 std::string ResumeCouncil::WaitingFor() const {

@@ -1,7 +1,8 @@
 // What a job that is opened again goes on from: node 0's part of the agreement,
 // as pure decisions. Every node offers what it holds; the newest replica that
-// is whole wins, or stored files that are newer, or initial values. If a copy
-// proves damaged there is another round without it.
+// is whole wins, or stored files that are newer, or, where nobody holds any
+// part, initial values. If a copy proves damaged there is another round without
+// it.
 //
 // Two halves of a job that lost one another must not both go on: the nodes that
 // are here need the majority of those that ran it last, or the operator's word

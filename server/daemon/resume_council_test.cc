@@ -139,18 +139,52 @@ TEST(ResumeCouncilTest, NothingIsInitialValuesOrSaid) {
   ResumeCouncil::Options options = Two();
   const auto decide = [&] {
     ResumeCouncil council(options);
-    council.OnOffer(NodeRank(0), Holding(7, {0}, 2));  // not whole
+    council.OnOffer(NodeRank(0), {});
     council.OnOffer(NodeRank(1), {});
     return *council.choice();
   };
   EXPECT_EQ(decide().code(), 0);
   EXPECT_EQ(decide().from(), v1::ResumeChoice::NOTHING);
-  EXPECT_THAT(decide().text(), HasSubstr("up to step 7, is not whole"));
   options.must_resume = true;
   EXPECT_THAT(decide().text(), HasSubstr("any of its 2 nodes, and resume="));
   options.must_resume = false;
   options.has_initial_values = false;
   EXPECT_THAT(decide().text(), HasSubstr("rank 0 must give"));
+}
+
+// A job that had come to step 7 does not begin at step 1 unasked. (Issue 5.)
+TEST(ResumeCouncilTest, WhatIsNotWholeIsNotBegunAnew) {  // I20
+  for (const bool must_resume : {false, true}) {
+    for (const bool has_initial_values : {false, true}) {
+      ResumeCouncil::Options options = Two();
+      options.must_resume = must_resume;
+      options.has_initial_values = has_initial_values;
+      ResumeCouncil council(options);
+      council.OnOffer(NodeRank(0), Holding(7, {0, 2}, 3));
+      v1::ResumeOffer none;  // of a node that was in it, and has lost its copy
+      none.set_node(1);
+      none.set_num_nodes(3);
+      council.OnOffer(NodeRank(1), none);
+      ASSERT_NE(council.choice(), nullptr);
+      EXPECT_EQ(council.choice()->code(),
+                static_cast<int>(absl::StatusCode::kDataLoss));
+      EXPECT_THAT(council.choice()->text(),
+                  HasSubstr("of job \"job\" held, up to step 7, is not whole"));
+      EXPECT_THAT(council.choice()->text(), HasSubstr("resume=\"never\""));
+      EXPECT_THAT(
+          council.choice()->text(),
+          HasSubstr("node 0 has of step 7 shards 0, 2; node 1 has nothing"));
+    }
+  }
+  // Files are something to go on from.
+  ResumeCouncil::Options options = Two();
+  options.stored_step = 3;
+  ResumeCouncil council(options);
+  auto held = Holding(7, {0, 1}, 2);
+  held.mutable_held(0)->clear_shards();
+  council.OnOffer(NodeRank(0), held);
+  council.OnOffer(NodeRank(1), {});
+  EXPECT_EQ(council.choice()->from(), v1::ResumeChoice::FILES);
 }
 
 TEST(ResumeCouncilTest, IsBounded) {  // I27
