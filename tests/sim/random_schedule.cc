@@ -362,8 +362,9 @@ class Drawing {
 
   void DrawLoss() {
     const int lost = Below(nodes_);
-    // Late, so that something is held.
-    Say("at step ", steps_ - 1, " slow rank 0 back 2000ms");
+    // Late, and longer than a node stops, so that all is held: what only some
+    // have of a step is not gone on from.
+    Say("at step ", steps_ - 1, " slow rank 0 back 11s");
     Say("at step ", steps_, " kill node ", lost);
     Say("expect node or did not start");
     std::vector<std::string> from;
