@@ -133,16 +133,34 @@ TEST_P(RoutesTest, EveryAlgorithmGivesTheSameBits) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Shapes, RoutesTest,
-                         ::testing::Combine(::testing::ValuesIn(kShapes),
-                                            ::testing::Values("exact",
-                                                              "zeropp")),
-                         [](const auto& info) {
-                           const Shape& shape = std::get<0>(info.param);
-                           return std::get<1>(info.param) + "_" +
-                                  std::to_string(shape.nodes) + "x" +
-                                  std::to_string(shape.workers);
-                         });
+// Differences and random bits, of small tensors too.
+constexpr char kStochasticDelta4[] =
+    "delta4 gradients.rounding=stochastic seed=3 override:cube=int4 "
+    "override:seven=int4";
+
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, RoutesTest,
+    ::testing::Combine(::testing::ValuesIn(kShapes),
+                       ::testing::Values("exact", "zeropp", kStochasticDelta4)),
+    [](const auto& info) {
+      const Shape& shape = std::get<0>(info.param);
+      const std::string& policy = std::get<1>(info.param);
+      return policy.substr(0, policy.find(' ')) + "_" +
+             std::to_string(shape.nodes) + "x" + std::to_string(shape.workers);
+    });
+
+// The control: those bits are random ones, and other seeds give others.
+TEST(RoutesControlTest, AnotherSeedOfRoundingGivesOtherBits) {
+  const Shape shape{4, 2};
+  const std::string policy = kStochasticDelta4;
+  const auto with = [&](const std::string& text) {
+    return TwoSteps(OptionsOf(shape, text, {}, 1));
+  };
+  EXPECT_TRUE(SameBits(with(policy), with(policy)));
+  std::string other = policy;
+  other.replace(other.find("seed=3"), 6, "seed=4");
+  EXPECT_FALSE(SameBits(with(policy), with(other)));
+}
 
 // Sums at distances 2^k in any other order are not the canonical tree's: what
 // halving must keep. Here nodes 1 and 2 have changed places.

@@ -82,6 +82,11 @@ class RoutesTest(nodes.NodesCase):
     def test_codes_on_three_nodes(self):
         self.check(3, "zeropp", [("bruck", "bruck"), ("auto", "auto")])
 
+    def test_random_bits_of_delta4_on_three_nodes(self):  # I9, I25
+        # After three steps: the differences of each are built on the last.
+        self.check(3, "delta4 gradients.rounding=stochastic seed=3",
+                   [("ring", "pairwise"), ("bruck", "bruck")])
+
     def test_what_stands_in_for_another_is_told(self):
         _, routes = self.run_job(3, "zeropp", "doubling", "halving")
         self.assertRegex(
