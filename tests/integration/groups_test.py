@@ -184,5 +184,78 @@ class GroupsTest(nodes.NodesCase):
                             in text for text in texts), texts)
 
 
+def _integers(step, micro, rank, count):
+    index = np.arange(count, dtype=np.int64)
+    return (index * (7 + rank) + 13 * step + 3 * micro + 5 * rank) % 33 - 16
+
+
+class FlatMeanTest(nodes.NodesCase):
+    """T37 in integers, on two nodes of four ranks: (8, 4, 4) and (8, 8, 4)."""
+
+    WORKERS = 4
+    NODES = 2
+    STEPS = 3
+    MICRO_STEPS = 4
+    ELEMENTS = 70001
+
+    def expected(self, ranks):
+        """By step: minus the flat means up to it, exactly."""
+        total = np.zeros(self.ELEMENTS, np.int64)
+        values = []
+        for step in range(1, self.STEPS + 1):
+            for micro in range(self.MICRO_STEPS):
+                for rank in ranks:
+                    total += _integers(step, micro, rank, self.ELEMENTS)
+            values.append((-total / len(ranks)).astype(np.float32))
+        return values
+
+    def run_job(self, groups_of):
+        """Weights by step of all ranks, and a node's payload by step."""
+        daemons = self.start_nodes(self.NODES)
+
+        def worker(rank):
+            with self.session(
+                    daemons, rank, self.WORKERS,
+                    {"w": np.zeros(self.ELEMENTS, np.float32)},
+                    optimizer={"name": "sgd", "lr": 1.0}, bucket_bytes=65536,
+                    exchange="exact partition_nodes=%d" % groups_of) as s:
+                weights, payload = [], []
+                for step in s.steps(self.STEPS):
+                    s.grads["w"][...] = 0
+                    for micro in range(self.MICRO_STEPS):
+                        s.grads["w"][...] += _integers(step, micro, rank,
+                                                       self.ELEMENTS)
+                    payload.append(s.step().payload_bytes)
+                    weights.append(np.array(s.params["w"]))
+                return weights, payload
+
+        results = lab.run_ranks(self.NODES * self.WORKERS, worker)
+        self.assert_nothing_is_left(daemons)
+        return results
+
+    def test_values_are_the_flat_mean(self):  # I6, I8, I21, T37
+        expected = self.expected(range(self.NODES * self.WORKERS))
+        for groups_of in (1, 2):
+            with self.subTest(partition_nodes=groups_of):
+                results = self.run_job(groups_of)
+                for weights, _ in results:
+                    for have, want in zip(weights, expected):
+                        self.assertBitsEqual(have, want)
+                # However many micro-steps, the sums cross once a step: of
+                # groups of one all of them, of one group each owner's half,
+                # and its weights back.
+                whole = 4 * self.ELEMENTS
+                for step in range(self.STEPS):
+                    sent = [payload[step] for _, payload
+                            in results[::self.WORKERS]]
+                    self.assertEqual(sum(sent), 2 * whole)
+                    if groups_of == 1:
+                        self.assertEqual(sent, [whole] * self.NODES)
+        # The control: groups that kept their sums would have other means.
+        for ranks in (range(4), range(4, 8)):
+            alone = self.expected(ranks)
+            self.assertFalse(np.array_equal(alone[0], expected[0]))
+
+
 if __name__ == "__main__":
     sys.exit(unittest.main(verbosity=2))

@@ -75,9 +75,16 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(std::vector<Shape>{{1, 4}, {2, 2}, {4, 1}},
                       std::vector<Shape>{{1, 6}, {2, 3}, {3, 2}, {6, 1}},
                       std::vector<Shape>{{1, 5}, {5, 1}},
-                      // T37: partition groups of any size.
-                      std::vector<Shape>{
-                          {1, 8}, {4, 2, 2}, {4, 2, 1}, {8, 1, 4}, {8, 1, 2}},
+                      // T37: partition groups of any size; (n, p, k) of its
+                      // ranks are (8, 4, 4), (8, 8, 4), (16, 8, 2), (12, 6, 3).
+                      std::vector<Shape>{{1, 8},
+                                         {2, 4, 1},
+                                         {2, 4, 2},
+                                         {4, 2, 2},
+                                         {4, 2, 1},
+                                         {8, 1, 4},
+                                         {8, 1, 2}},
+                      std::vector<Shape>{{1, 16}, {8, 2, 4}},
                       std::vector<Shape>{
                           {1, 12}, {4, 3, 2}, {6, 2, 3}, {6, 2, 2}, {3, 4, 1}}),
     [](const auto& info) { return absl::StrCat("Of", info.param[0].workers); });
