@@ -88,6 +88,9 @@ class NonFiniteTest(nodes.NodesCase):
     def test_zeropp(self):
         self.check("zeropp")
 
+    def test_delta4(self):  # differences, and rotated blocks
+        self.check("delta4")
+
 
 class MetricsTest(nodes.NodesCase):
 
