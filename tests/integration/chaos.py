@@ -145,7 +145,7 @@ class Ranks:
         return self.lives[rank][-1]
 
     def mind(self):
-        """Whoever died is replaced; whoever had begun may not fail."""
+        """Whoever was killed, or never began, is replaced; no survivor is."""
         for rank, lives in enumerate(self.lives):
             if lives[-1].is_alive() or lives[-1].lines("closed"):
                 continue
@@ -155,6 +155,9 @@ class Ranks:
                                        "rank %d: %s" % (rank, errors))
                 self.refused += 1
                 time.sleep(0.05)
+            else:
+                self._case.assertTrue(lives[-1].is_to_die,
+                                      "rank %d has died by itself" % rank)
             self.start(rank)
 
     def is_over(self):

@@ -117,7 +117,7 @@ class Case(nodes.NodesCase, kept.KeptCase):
         self.assertGreaterEqual(sum(home.deaths for home in homes),
                                 kinds.get("daemon", 0))
         if not {"worker", "two_workers"} & set(kinds):
-            # No survivor was restarted.
+            # Not even one that had not begun: see Ranks.mind.
             self.assertEqual({len(lives) for lives in ranks.lives}, {1})
         # What is held after one more job is what was held after the first.
         one_job()

@@ -26,8 +26,9 @@ _PR_SET_PDEATHSIG = 1
 class Life:
     """One process that is, or was, a rank."""
 
-    def __init__(self, pid, path):
+    def __init__(self, pid, path, is_to_die=False):
         self.pid, self.path = pid, path
+        self.is_to_die = is_to_die  # or was killed
         self._pidfd = os.pidfd_open(pid)
 
     def is_alive(self):
@@ -41,6 +42,7 @@ class Life:
             pass
 
     def kill(self):
+        self.is_to_die = True
         self.signal(signal.SIGKILL)
         select.select([self._pidfd], [], [], 60)
 
@@ -85,7 +87,8 @@ class Nursery:
             pass
         self._parent.stdin.write(json.dumps(options) + "\n")
         self._parent.stdin.flush()
-        life = Life(int(self._parent.stdout.readline()), options["record"])
+        life = Life(int(self._parent.stdout.readline()), options["record"],
+                    is_to_die=bool(options.get("die_at")))
         self._lives.append(life)
         return life
 
