@@ -31,11 +31,18 @@ s = ballast.Session(tensors=job.initial(), bucket_bytes=8192, timeout=60,
                     optimizer=dict(name="adamw", lr=0.01, betas=(0.9, 0.95),
                                    eps=1e-8, weight_decay=0.1))
 print("open", s.open_step, s.cursor.decode(), flush=True)
+first = s.open_step
 for step in s.steps(steps):
     if step == stop_at and where == "before":
         print("stopped", flush=True)
         time.sleep(1000)
-    job.fill(s, step)
+    if where == "accumulating" and step == (stop_at or first):
+        job.add(s, step)  # into what it finds
+        if stop_at:
+            print("stopped", flush=True)
+            time.sleep(1000)
+    else:
+        job.fill(s, step)
     s.param_groups[0]["lr"] = job.learning_rate(step)
     if step == stop_at and where == "pushing":
         s.push("head")
@@ -103,7 +110,7 @@ class WorkerDeathTest(lab.TestCase):
         patch.start()
         self.addCleanup(patch.stop)
 
-    def check_replaced(self, where):
+    def check_replaced(self, where, heirs=""):
         """Rank 1 of 2 is killed in step 3 and replaced; rank 0 only waits."""
         expected = job.Reference(2, _ADAMW)
         for step in range(1, self.STEPS + 1):
@@ -122,7 +129,7 @@ class WorkerDeathTest(lab.TestCase):
                                    rank=1, world=2)
         victim.expect("stopped")
         victim.kill()
-        heir = self.start_worker(self.daemon, _WORKER, self.STEPS, 0, "",
+        heir = self.start_worker(self.daemon, _WORKER, self.STEPS, 0, heirs,
                                  rank=1, world=2)
         self.assertEqual(heir.expect("open"), "open 3 after 2")
         code, output = heir.finish()
@@ -137,6 +144,10 @@ class WorkerDeathTest(lab.TestCase):
 
     def test_replaced_while_it_pushed(self):  # I19, I20
         self.check_replaced("pushing")
+
+    def test_replaced_while_it_accumulated(self):  # I19, I20
+        """Its heir adds to what it finds: nothing, or other bits come out."""
+        self.check_replaced("accumulating", "accumulating")
 
     def test_replaced_after_the_last_step(self):  # I20, I23
         """It died with nothing left to do: its replacement finds the end at

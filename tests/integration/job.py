@@ -48,6 +48,12 @@ def fill(session, step):
         session.grads[name][...] = gradient(name, step, session.rank)
 
 
+def add(session, step):
+    """Adds them to what is there; of a bfloat16 that is not zero, its code."""
+    for name in session.grads:
+        session.grads[name][...] += gradient(name, step, session.rank)
+
+
 def learning_rate(step):
     return 0.01 / step
 
