@@ -34,7 +34,7 @@ from typing import List
 import on_lab
 
 _BUSY = 0.6
-_PRESETS = ("exact", "zeropp", "delta4", "delta2")
+PRESETS = ("exact", "zeropp", "delta4", "delta2")
 
 
 def _sent(tcp: on_lab.Row, like: on_lab.Row) -> int:
@@ -94,7 +94,7 @@ def main(argv: List[str]) -> int:
     if options.peer == "gloo":
         names += ["gloo_fp32", "gloo_fp16"]
     names += ["exchange/" + preset
-              for preset in options.preset or _PRESETS]
+              for preset in options.preset or PRESETS]
     result = on_lab.measured(
         names, nodes=options.nodes, workers=options.workers,
         rate=options.rate, settings=options.settings,

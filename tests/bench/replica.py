@@ -7,7 +7,7 @@ plain restart that reloads a torch.save checkpoint of the same state.
 
 N daemons on the loopback device, AdamW, no files, K replicas. `step` is the
 median step without one under way, `step/replica` the median of the two steps
-after one became due (its ratio_to_peer is to `step`), `replica` from there to
+after one became due (ratio_to_step: of `step`), `replica` from there to
 the moment when all nodes hold it, after those two steps at the earliest; the
 last replica is for `recover` only. The first two sets take new memory of the
 system (`…/first`), the others lie in that of earlier ones. `recover`
@@ -146,9 +146,10 @@ def row(name: str, seconds: float, peer: float) -> on_lab.Row:
 
 def show(rows: List[on_lab.Row]) -> None:
     for one in rows:
-        print("%-18s %9.3f s  %s" % (
+        print("%-18s %9.3f s  %s%s" % (
             one["name"], one["seconds"],
-            on_lab.shown(one, "ratio_to_peer", "%.2f of its peer")))
+            on_lab.shown(one, "ratio_to_step", "%.2f of a step"),
+            on_lab.shown(one, "ratio_to_peer", "%.2fx torch.load")))
 
 
 def measure(folder: str, options: Any, elements: int) -> List[on_lab.Row]:
@@ -197,7 +198,7 @@ def measure(folder: str, options: Any, elements: int) -> List[on_lab.Row]:
     for kind, steps, whole in zip(("/first", ""), beside, replicas):
         seconds = statistics.median(steps)
         rows += [{"name": "step/replica" + kind, "seconds": seconds,
-                  "ratio_to_peer": seconds / step},
+                  "ratio_to_step": seconds / step},
                  {"name": "replica" + kind,
                   "seconds": statistics.median(whole)}]
     return rows + [row("recover", recover, torch_load),
