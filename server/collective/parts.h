@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "kernels/exact_sum.h"
 #include "kernels/kernels.h"
@@ -126,6 +127,9 @@ struct Parts {
   const base::Clock* clock = nullptr;  // null: times() stay zero
   CollectiveObserver* observer = nullptr;
 };
+
+// InvalidArgument if they do not fit their layout, or one another.
+absl::Status CheckParts(const Parts& parts);
 
 }  // namespace ballast::collective
 
