@@ -38,31 +38,6 @@ constexpr auto kDataLoss = absl::StatusCode::kDataLoss;
 size_t At(ChunkFault fault) { return static_cast<size_t>(fault); }
 size_t At(HealKind kind) { return static_cast<size_t>(kind); }
 
-std::vector<ChunkId> AllChunks(const layout::Layout& layout) {
-  std::vector<ChunkId> chunks;
-  for (const layout::Bucket& bucket : layout.buckets()) {
-    for (const layout::Shard& shard : bucket.shards) {
-      for (size_t i = 0; i < shard.chunks.size(); ++i) {
-        chunks.push_back({bucket.id, shard.owner, i});
-      }
-    }
-  }
-  return chunks;
-}
-
-// Some bit of some element of the chunk.
-void Flip(Job* job, int node, const ChunkId& id, uint64_t seed) {
-  base::SeededRandom random(seed + 99);
-  const layout::Layout& layout = job->rig().layout();
-  const layout::Chunk& chunk =
-      layout.shard(id.bucket, id.owner).chunks[id.index];
-  const layout::Piece& piece = chunk.pieces[random.Below(chunk.pieces.size())];
-  const size_t size = SizeOf(layout.tensor(piece.tensor).dtype);
-  const size_t offset = layout.place(piece.tensor).weight_offset +
-                        piece.begin * size + random.Below(piece.size() * size);
-  job->rig().weights(node)[offset] ^= std::byte(1 << random.Below(8));
-}
-
 uint64_t Sum(Job* job, HealKind kind) {
   uint64_t sum = 0;
   for (int node = 0; node < job->nodes(); ++node) {

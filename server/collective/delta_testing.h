@@ -18,6 +18,7 @@
 #include "kernels/dtype.h"
 #include "kernels/reference/reference.h"
 #include "kernels/stochastic.h"
+#include "server/base/random.h"
 #include "server/collective/collective.h"
 #include "server/collective/collective_rig.h"
 #include "server/collective/published_chunks.h"
@@ -300,6 +301,31 @@ inline int OwnerOf(const layout::Layout& layout, int64_t element) {
     }
   }
   return -1;
+}
+
+inline std::vector<ChunkId> AllChunks(const layout::Layout& layout) {
+  std::vector<ChunkId> chunks;
+  for (const layout::Bucket& bucket : layout.buckets()) {
+    for (const layout::Shard& shard : bucket.shards) {
+      for (size_t i = 0; i < shard.chunks.size(); ++i) {
+        chunks.push_back({bucket.id, shard.owner, i});
+      }
+    }
+  }
+  return chunks;
+}
+
+// Some bit of some element of the chunk.
+inline void Flip(Job* job, int node, const ChunkId& id, uint64_t seed) {
+  base::SeededRandom random(seed + 99);
+  const layout::Layout& layout = job->rig().layout();
+  const layout::Chunk& chunk =
+      layout.shard(id.bucket, id.owner).chunks[id.index];
+  const layout::Piece& piece = chunk.pieces[random.Below(chunk.pieces.size())];
+  const size_t size = SizeOf(layout.tensor(piece.tensor).dtype);
+  const size_t offset = layout.place(piece.tensor).weight_offset +
+                        piece.begin * size + random.Below(piece.size() * size);
+  job->rig().weights(node)[offset] ^= std::byte(1 << random.Below(8));
 }
 
 }  // namespace ballast::collective
