@@ -31,6 +31,7 @@
 #include "server/collective/reduce_order.h"
 #include "server/collective/resync.h"
 #include "server/collective/value_coder.h"
+#include "server/collective/verify/verifier.h"
 #include "server/collective/windows.h"
 
 namespace ballast::collective {
@@ -59,6 +60,12 @@ class HierarchicalCollective final : public Collective,
       served_before_ = context_.parts.gathered->totals().payload_served;
     }
     MakeCodecsForWindows();
+    if (codes_deltas() && has_peers()) {
+      verifier_.emplace(&context_,
+                        [this](BucketId bucket, const auto& reduced) {
+                          observer()->OnReduced(bucket, reduced);
+                        });
+    }
     if (codes_deltas() && context_.parts.pulls != nullptr) {
       keeper_.emplace(&context_, [this](const absl::Status& status) {
         OnAllCompared(status);
@@ -105,6 +112,7 @@ class HierarchicalCollective final : public Collective,
     }
     reduce_order_.Request(bucket, step);
     Enter(&reduce_order_, reducers_);
+    if (verifier_.has_value()) verifier_->Start(bucket);
   }
 
   void StartPublish(BucketId bucket, Step step) override {
@@ -174,7 +182,8 @@ class HierarchicalCollective final : public Collective,
     if (!codes_deltas()) return {};
     return {.digest = context_.parts.published->digest(),
             .faults = context_.parts.published->faults(),
-            .heals = context_.parts.published->heals()};
+            .heals = context_.parts.published->heals(),
+            .num_verified = context_.parts.published->num_verified()};
   }
 
   ExchangeTimes times() const override {
@@ -471,6 +480,7 @@ class HierarchicalCollective final : public Collective,
       reduce_order_.Leave(bucket);
       Enter(&reduce_order_, reducers_);
     }
+    if (verifier_.has_value()) return verifier_->Report(bucket, reduced);
     observer()->OnReduced(bucket, reduced);
   }
 
@@ -549,6 +559,7 @@ class HierarchicalCollective final : public Collective,
   EmptyTask fail_;
   uint64_t num_resynced_ = 0;          // chunks, when it was last looked at
   std::optional<ChunkKeeper> keeper_;  // delta mode only
+  std::optional<Verifier> verifier_;   // likewise, with several nodes
 };
 
 }  // namespace

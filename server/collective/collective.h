@@ -55,6 +55,7 @@ struct PublishedState {
   uint64_t digest = 0;        // of the version, if no bucket is on its way
   ChunkFaultCounts faults{};  // since the job's start
   HealCounts heals{};         // likewise
+  uint64_t num_verified = 0;  // chunks read before votes, likewise
 };
 
 // Since Create; zeros without a clock.
@@ -75,6 +76,8 @@ class Collective {
   // and the bounds are enough; without `halves` it is the most that may come.
   static uint64_t WindowBytes(const Parts& parts);
 
+  // In delta mode OnReduced also says that the bucket's published chunks, of
+  // the version before, were read and are sound (verify/verifier.h).
   virtual void StartReduce(BucketId bucket, Step step) = 0;
   virtual void StartPublish(BucketId bucket, Step step) = 0;
 

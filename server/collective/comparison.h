@@ -6,7 +6,7 @@
 // The owner is right about its shard: the next differences that it encodes
 // start from its bits. Of partition groups the first one's is, for all groups'
 // owners and members. A chunk that differs from its owner's in memory only
-// (its note agrees) is not found here but when its next version is applied.
+// (its note agrees) is found by the Verifier, before the vote.
 //
 // Threading: control thread only; between two steps' publishing.
 #ifndef SERVER_COLLECTIVE_COMPARISON_H_

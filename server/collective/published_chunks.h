@@ -44,8 +44,9 @@ enum class ChunkFault {
   kResult,     // what the owner sent does not give the owner's result
   kResync,     // a comparison found other bits, and wrote the owner's
   kVote,       // another one than the owner's when the votes' digests differed
+  kVerify,     // as kCopy, found before this node voted (verify/verifier.h)
 };
-inline constexpr int kNumChunkFaults = 5;
+inline constexpr int kNumChunkFaults = 6;
 using ChunkFaultCounts = std::array<uint64_t, kNumChunkFaults>;
 
 // How a chunk got the right bits again.
@@ -128,6 +129,11 @@ class PublishedChunks {
   ChunkFaultCounts faults() const;
   void Count(HealKind kind) { ++heals_[static_cast<size_t>(kind)]; }
   HealCounts heals() const;
+  // A chunk's bits are read to compare them with its checksum, before a vote.
+  void CountVerified() {
+    num_verified_.fetch_add(1, std::memory_order_relaxed);
+  }
+  uint64_t num_verified() const { return num_verified_; }
 
  private:
   // Where a piece's bits lie in a segment.
@@ -151,6 +157,7 @@ class PublishedChunks {
   uint64_t digest_ = 0;
   std::array<std::atomic<uint64_t>, kNumChunkFaults> faults_{};
   std::array<std::atomic<uint64_t>, kNumHealKinds> heals_{};
+  std::atomic<uint64_t> num_verified_ = 0;
 };
 
 }  // namespace ballast::collective

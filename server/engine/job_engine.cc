@@ -605,8 +605,7 @@ class JobEngineImpl final : public JobEngine {
   }
 
   void TakeChunks(const collective::PublishedState& published) {
-    metrics_.OnChunkFaults(published.faults);
-    metrics_.OnHeals(published.heals);
+    metrics_.OnPublishedChunks(published);
     const uint64_t healed = counts_.chunks_healed;
     counts_.chunks_bad = Sum(published.faults);
     // What was only on its way when links were lost was not damaged.

@@ -10,7 +10,7 @@ constexpr std::array<std::string_view, kNumStages - 1> kStageNames = {
 
 // By collective::ChunkFault.
 constexpr std::array<std::string_view, collective::kNumChunkFaults>
-    kFaultNames = {"copy", "reference", "result", "resync", "vote"};
+    kFaultNames = {"copy", "reference", "result", "resync", "vote", "verify"};
 // By collective::HealKind.
 constexpr std::array<std::string_view, collective::kNumHealKinds> kHealNames = {
     "owner", "member", "vote", "resync", "relink"};
@@ -38,6 +38,7 @@ StepMetrics::StepMetrics(metrics::JobMetrics* job, std::string_view transport)
   for (size_t i = 0; i < faults_.size(); ++i) {
     faults_[i] = job->counter(Family::kWeightChunksBad, {kFaultNames[i]});
   }
+  verified_ = job->counter(Family::kWeightChunksVerified);
   for (const layout::Path path : layout::kPaths) {
     quality_[static_cast<size_t>(path)] = {
         .relative_error =
@@ -94,20 +95,20 @@ void StepMetrics::OnHealBytes(uint64_t sent, uint64_t received) {
   heal_received_->Increment(static_cast<double>(received));
 }
 
-void StepMetrics::OnHeals(const collective::HealCounts& counts) {
+void StepMetrics::OnPublishedChunks(
+    const collective::PublishedState& published) {
   if (job_ == nullptr) return;
+  const auto add = [](uint64_t now, uint64_t before, metrics::Counter* to) {
+    to->Increment(static_cast<double>(now - before));
+  };
   for (size_t i = 0; i < heals_.size(); ++i) {
-    heals_[i]->Increment(static_cast<double>(counts[i] - counted_heals_[i]));
+    add(published.heals[i], counted_.heals[i], heals_[i]);
   }
-  counted_heals_ = counts;
-}
-
-void StepMetrics::OnChunkFaults(const collective::ChunkFaultCounts& counts) {
-  if (job_ == nullptr) return;
   for (size_t i = 0; i < faults_.size(); ++i) {
-    faults_[i]->Increment(static_cast<double>(counts[i] - counted_faults_[i]));
+    add(published.faults[i], counted_.faults[i], faults_[i]);
   }
-  counted_faults_ = counts;
+  add(published.num_verified, counted_.num_verified, verified_);
+  counted_ = published;
 }
 
 void StepMetrics::OnCodecChanges(const v1::Commit& commit,

@@ -32,8 +32,7 @@ class StepMetrics {
   // Bytes of published weights that healed a node's copy.
   void OnHealBytes(uint64_t sent, uint64_t received);
   // Since the job's start.
-  void OnHeals(const collective::HealCounts& counts);
-  void OnChunkFaults(const collective::ChunkFaultCounts& counts);
+  void OnPublishedChunks(const collective::PublishedState& published);
   // Of a commit whose changes are in force, parsed by ParseCodecChanges.
   void OnCodecChanges(const v1::Commit& commit,
                       const collective::Collective& collective);
@@ -60,7 +59,7 @@ class StepMetrics {
   metrics::Counter* resync_sent_ = nullptr;
   metrics::Counter* resync_received_ = nullptr;
   std::array<metrics::Counter*, collective::kNumChunkFaults> faults_{};
-  collective::ChunkFaultCounts counted_faults_{};
+  metrics::Counter* verified_ = nullptr;
   struct PathGauges {
     metrics::Gauge* relative_error = nullptr;
     metrics::Gauge* clipped_share = nullptr;
@@ -74,7 +73,7 @@ class StepMetrics {
   metrics::Counter* heal_sent_ = nullptr;
   metrics::Counter* heal_received_ = nullptr;
   std::array<metrics::Counter*, collective::kNumHealKinds> heals_{};
-  collective::HealCounts counted_heals_{};
+  collective::PublishedState counted_;
   metrics::Gauge* last_committed_ = nullptr;
   metrics::Gauge* last_committed_time_ = nullptr;
   metrics::Gauge* generation_ = nullptr;

@@ -30,8 +30,10 @@ TEST(StepMetricsTest, InitialWeightsAreCountedApart) {  // I21
   EXPECT_EQ(job.counter(Family::kExchangeResyncBytes, {"sent"})->value(), 5);
   EXPECT_EQ(job.counter(Family::kExchangeResyncBytes, {"received"})->value(),
             12);
-  steps.OnChunkFaults({1, 0, 0, 2});  // so far
-  steps.OnChunkFaults({1, 0, 3, 2});
+  steps.OnPublishedChunks(  // so far
+      {.faults = {1, 0, 0, 2}, .heals = {1, 2, 0, 0}, .num_verified = 5});
+  steps.OnPublishedChunks(
+      {.faults = {1, 0, 3, 2, 0, 7}, .heals = {1, 4, 1, 0}, .num_verified = 9});
   const auto bad = [&](const char* kind) {
     return job.counter(Family::kWeightChunksBad, {kind})->value();
   };
@@ -39,11 +41,11 @@ TEST(StepMetricsTest, InitialWeightsAreCountedApart) {  // I21
   EXPECT_EQ(bad("reference"), 0);
   EXPECT_EQ(bad("result"), 3);
   EXPECT_EQ(bad("resync"), 2);
+  EXPECT_EQ(bad("verify"), 7);
+  EXPECT_EQ(job.counter(Family::kWeightChunksVerified)->value(), 9);
   steps.OnHealBytes(3, 4);
   EXPECT_EQ(job.counter(Family::kExchangeHealBytes, {"sent"})->value(), 3);
   EXPECT_EQ(job.counter(Family::kExchangeHealBytes, {"received"})->value(), 4);
-  steps.OnHeals({1, 2, 0, 0});
-  steps.OnHeals({1, 4, 1, 0});
   const auto healed = [&](const char* kind) {
     return job.counter(Family::kWeightChunksHealed, {kind})->value();
   };

@@ -218,10 +218,20 @@ const std::vector<FamilyInfo>& Table() {
        .help = "Chunks of published weights whose bits were not those that "
                "all nodes should have: changed in this node's memory, other "
                "than their owner's, damaged on the way, found by a periodic "
-               "comparison, or by one after votes that differed.",
+               "comparison, or by one after votes that differed; verify: "
+               "changed in memory, found before the step's commit.",
        .kind = Kind::kCounter,
        .is_per_job = true,
-       .labels = {{"kind", {"copy", "reference", "result", "resync", "vote"}}}},
+       .labels = {{"kind",
+                   {"copy", "reference", "result", "resync", "vote",
+                    "verify"}}}},
+      {.family = Family::kWeightChunksVerified,
+       .name = "ballast_weight_chunks_verified_total",
+       .help = "Chunks of published weights that were read before a vote, to "
+               "compare them with what was written: in delta mode, with "
+               "several nodes, each once a step.",
+       .kind = Kind::kCounter,
+       .is_per_job = true},
       {.family = Family::kWeightChunksHealed,
        .name = "ballast_weight_chunks_healed_total",
        .help = "Chunks of published weights that got their bits back: the "

@@ -46,6 +46,7 @@ enum class Family {
   kPeers,
   kNonfiniteValues,
   kWeightChunksBad,
+  kWeightChunksVerified,
   kWeightChunksHealed,
   kMembershipGeneration,
   kSnapshots,

@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 import sys
+import threading
 import unittest
 
 import lab
@@ -24,9 +25,10 @@ def _up(a, b):
     return -(-a // b)
 
 
-def counted(page, name, label):
-    found = re.findall(r'ballast_%s_total\{[^}]*"%s"\} (\S+)\n' %
-                       (name, label), page)
+def counted(page, name, label=""):
+    """A counter of the only job, by the label that follows the job's."""
+    found = re.findall(r'ballast_%s_total\{[^}]*%s\} (\S+)\n' %
+                       (name, label and '"%s"' % label), page)
     assert len(found) == 1, (name, label, found)
     return float(found[0])
 
@@ -75,7 +77,8 @@ class DeltaTest(nodes.NodesCase):
         return results[0], payload[0] + payload[2]
 
     def check_page(self, page):
-        for kind in ("copy", "reference", "result", "resync", "vote"):
+        for kind in ("copy", "reference", "result", "resync", "vote",
+                     "verify"):
             self.assertEqual(counted(page, "weight_chunks_bad", kind), 0)
         for kind in ("owner", "member", "vote", "resync"):
             self.assertEqual(counted(page, "weight_chunks_healed", kind), 0)
@@ -129,7 +132,10 @@ class DeltaTest(nodes.NodesCase):
     def check_healed(self, daemons, victim):
         pages, healed = zip(*daemons)
         page = pages[victim]
-        self.assertEqual(counted(page, "weight_chunks_bad", "copy"), 1)
+        # Before the vote on step 3, not when version 3 is made.
+        self.assertEqual(counted(page, "weight_chunks_bad", "verify"), 1)
+        self.assertEqual(counted(page, "weight_chunks_bad", "copy"), 0)
+        self.assertGreater(counted(page, "weight_chunks_verified"), 0)
         self.assertEqual(counted(page, "weight_chunks_healed", "owner") +
                          counted(page, "weight_chunks_healed", "member"), 1)
         moved = counted(page, "exchange_heal_bytes", "received")
@@ -165,6 +171,7 @@ class DeltaTest(nodes.NodesCase):
         fallbacks = [0, 0]
         pages = [None, None]
         shapes = {"w": ((40000,), "float32")}
+        all_flipped = threading.Barrier(2)
 
         def worker(rank):
             with self.session(daemons, rank, 1, job.initial(shapes),
@@ -173,6 +180,8 @@ class DeltaTest(nodes.NodesCase):
                 for step in range(1, 5):
                     if step == 3 and rank in flips:
                         self.flip(daemons[rank], s.params["w"], flips[rank])
+                    if step == 3:
+                        all_flipped.wait(60)
                     s.grads["w"][...] = job.gradient("w", step, rank, shapes)
                     result = s.step(timeout=60)
                     fallbacks[rank] += result.fallbacks

@@ -55,6 +55,8 @@ Cluster::Daemon::Daemon(Cluster* cluster, int rank)
   leaves.warn = [cluster](const std::string& line) {
     cluster->world_.Note(line);
     cluster->result_.heals += absl::StrContains(line, "; healed with");
+    cluster->result_.early_heals +=
+        absl::StrContains(line, "found before the vote; healed with");
   };
   const Scenario& scenario = cluster->scenario_;
   if (scenario.nodes > 1 || scenario.replica_every > 0) {

@@ -63,9 +63,10 @@ struct Result {
   int faults = 0;                 // that really happened
   std::array<int, Fault::kNumKinds> faults_by_kind{};
   int aborts = 0;
-  uint64_t wire_bytes = 0;  // between nodes
-  uint64_t heals = 0;       // of chunks, on all nodes
-  int64_t reads = 0;        // of pieces, each compared bit for bit
+  uint64_t wire_bytes = 0;   // between nodes
+  uint64_t heals = 0;        // of chunks, on all nodes
+  uint64_t early_heals = 0;  // of them those before the step's vote
+  int64_t reads = 0;         // of pieces, each compared bit for bit
   absl::Duration virtual_time;
 
   bool passed() const { return violations.empty(); }

@@ -124,6 +124,28 @@ TEST(NegativeTest, EachBreakageIsFoundAndItsLifeUnbrokenPasses) {
   }
 }
 
+// What no node reads before its vote is healed after the commit.
+TEST(NegativeTest, WeightsThatAreNotVerifiedAreHealedLate) {
+  const auto scenario = ParseScenario(
+      "verify", absl::StrCat(kOneNode,
+                             "nodes 2\nexchange delta4 override:*=int4\n"
+                             "bucket_bytes 4194304\n"
+                             "at step 3 corrupt node 0 owner early\n"
+                             "at step 4 corrupt node 1 member early\n"));
+  ASSERT_THAT(scenario.status(), IsOk());
+  for (const bool is_broken : {false, true}) {
+    EXPECT_THAT(
+        base::ConfigureFailpoints(
+            is_broken ? "collective.published_unverified=break" : "", 1),
+        IsOk());
+    const Result result = Cluster(*scenario, 1, kernels::Reference()).Run();
+    EXPECT_EQ(absl::StrJoin(result.violations, "\n"), "");
+    EXPECT_EQ(result.heals, 2);
+    EXPECT_EQ(result.early_heals, is_broken ? 0 : 2);
+  }
+  EXPECT_THAT(base::ConfigureFailpoints("", 0), IsOk());
+}
+
 // What a snapshot owes to the steps after it.
 std::string GoOnFromSnapshot(bool is_broken) {
   auto scenario = ParseScenario("residuals", R"(

@@ -32,6 +32,7 @@ void Add(const Result& more, Result* result) {
   result->aborts += more.aborts;
   result->wire_bytes += more.wire_bytes;
   result->heals += more.heals;
+  result->early_heals += more.early_heals;
   result->reads += more.reads;
   result->virtual_time += more.virtual_time;
 }

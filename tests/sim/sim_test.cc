@@ -291,14 +291,39 @@ Scenario RandomCorruption(uint64_t seed) {
 
 TEST(SimCorruptionTest, EndsWithTheBitsOfASoundRun) {  // I2, I20, I25
   uint64_t heals = 0;
+  uint64_t early_heals = 0;
   for (uint64_t seed = 1; seed <= 60; ++seed) {
     const Result result = RunOnce(RandomCorruption(seed), seed);
     for (const std::string& violation : result.violations) {
       ADD_FAILURE() << "corrupt seed " << seed << ": " << violation;
     }
     heals += result.heals;
+    early_heals += result.early_heals;
   }
   EXPECT_GT(heals, 200);
+  EXPECT_GT(early_heals, 20);
+  EXPECT_LT(early_heals, heals);
+}
+
+// One bucket, so that no chunk is read before its node's last rank has pushed,
+// which is when the bits flip.
+TEST(SimCorruptionTest, WhatFlipsBeforeTheVoteIsHealedBeforeTheCommit) {
+  for (const bool has_groups : {false, true}) {
+    Scenario scenario = Small(absl::StrCat(
+        "exchange delta4 override:wte=int4 override:ones=int4",
+        has_groups ? " partition_nodes=2" : "", "\nbucket_bytes 4194304\n",
+        "at step 2 corrupt node 0 member early\n"
+        "at step 3 corrupt node 1 owner early\n"));
+    scenario.nodes = has_groups ? 4 : 2;
+    for (uint64_t seed = 1; seed <= 10; ++seed) {
+      const Result result = RunOnce(scenario, seed);
+      for (const std::string& violation : result.violations) {
+        ADD_FAILURE() << "seed " << seed << ": " << violation;
+      }
+      EXPECT_EQ(result.heals, 2) << seed;
+      EXPECT_EQ(result.early_heals, 2) << seed;
+    }
+  }
 }
 
 // Two nodes, and their pulls are all lost.
