@@ -101,6 +101,14 @@ void ExamineProgress(const v1::GetJobReply& job, Examination* out) {
            "by a worker with its place (rank, world size, job)");
 }
 
+void ExamineKeeping(const v1::JobSummary& job, Examination* out) {
+  if (job.not_kept().empty()) return;
+  out->Add("keeping", State::kWrong,
+           absl::StrCat("a restart of the daemon ends it: ", job.not_kept()),
+           "raise the limit of descriptors (LimitNOFILE) of ballast-keeper and "
+           "start it again, or close other jobs: it is offered each second");
+}
+
 void ExamineWorkers(const v1::GetJobReply& job, Examination* out) {
   for (const v1::WorkerStatus& worker : job.workers()) {
     if (worker.process() != "stopped") continue;
@@ -279,6 +287,7 @@ std::vector<Finding> Examine(const v1::StatusReply& status,
   for (const v1::GetJobReply& job : jobs) {
     examination.set_subject(absl::StrCat("job ", job.summary().name()));
     ExamineProgress(job, &examination);
+    ExamineKeeping(job.summary(), &examination);
     ExamineWorkers(job, &examination);
     ExamineLinks(job, &examination);
     ExamineExchange(job, &examination);

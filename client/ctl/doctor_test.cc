@@ -67,6 +67,13 @@ TEST_F(DoctorTest, NothingIsSaidOfWhatIsWell) {  // the control of all below
   EXPECT_EQ(Examine(status_, {}).size(), 2u);
 }
 
+TEST_F(DoctorTest, AJobMayNotBeKept) {
+  job_.mutable_summary()->set_not_kept("of its \"weights\": it is full");
+  EXPECT_EQ(Bad(), "wrong job gpt2 keeping\n");
+  EXPECT_FALSE(IsWell(Findings()));
+  EXPECT_THAT(Render(Findings()), HasSubstr("of its \"weights\": it is full"));
+}
+
 TEST_F(DoctorTest, TheDaemonMayDrainOrHaveNoKeeper) {
   status_.set_state("draining");
   status_.set_keeper("off");

@@ -45,8 +45,13 @@ std::string JobTable(
   }
   std::string text = table.ToString();
   for (const v1::JobSummary& job : jobs) {
-    if (job.notice().empty()) continue;
-    absl::StrAppend(&text, "\njob ", job.name(), ": ", job.notice(), "\n");
+    if (!job.notice().empty()) {
+      absl::StrAppend(&text, "\njob ", job.name(), ": ", job.notice(), "\n");
+    }
+    if (!job.not_kept().empty()) {
+      absl::StrAppend(&text, "\njob ", job.name(),
+                      " is not kept: ", job.not_kept(), "\n");
+    }
   }
   return text;
 }

@@ -46,6 +46,11 @@ TEST(RenderTest, StatusShowsAddressesAndJobs) {
   EXPECT_NE(
       Render(status).find("\njob gpt2: no snapshots are saved: another life\n"),
       std::string::npos);
+  EXPECT_EQ(Render(status).find("is not kept"), std::string::npos);
+  job->set_not_kept("of its \"weights\": the keeper is full");
+  EXPECT_NE(Render(status).find("\njob gpt2 is not kept: of its \"weights\": "
+                                "the keeper is full\n"),
+            std::string::npos);
 }
 
 TEST(RenderTest, JobShowsItsWorkers) {

@@ -35,6 +35,10 @@ class Vault {
   // be copied.
   virtual absl::Status Put(std::string_view name, std::string_view note,
                            std::span<const int> fds) = 0;
+  // Whether what was put last under the name is there for the next process, as
+  // far as is known: a vault may refuse it later than in Put, and says why here
+  // until it has room. NotFound: nothing was put.
+  virtual absl::Status CheckHeld(std::string_view name) const = 0;
   // A name that is not there is ignored.
   virtual void Remove(std::string_view name) = 0;
 };

@@ -89,6 +89,10 @@ absl::Status Daemon::TakeOver() {
   ipc::KeeperClient::Options options;
   options.path = config.socket();
   options.warn = LogWarn;
+  options.on_refusal = [this](const std::string& name,
+                              const absl::Status& why) {
+    node_->OnRefusal(name, why);
+  };
   if (!config.program().empty()) {
     keeper_process_ = std::make_unique<KeeperProcess>(
         config.program(), config.socket(), Hold(config_));

@@ -35,6 +35,21 @@ absl::Status JobVault::Put(std::string_view name, std::string_view note,
   return absl::OkStatus();
 }
 
+absl::Status JobVault::CheckHeld(std::string_view name) const {
+  return vault_->CheckHeld(Full(name));
+}
+
+absl::Status JobVault::CheckAllHeld() const {
+  for (const std::string& name : names_) {
+    const absl::Status held = CheckHeld(name);
+    if (held.ok()) continue;
+    return absl::Status(
+        held.code(),
+        absl::StrCat("of its \"", name, "\": ", std::string(held.message())));
+  }
+  return absl::OkStatus();
+}
+
 void JobVault::Remove(std::string_view name) {
   const auto it = names_.find(name);
   if (it == names_.end()) return;
@@ -97,6 +112,19 @@ absl::StatusOr<std::unique_ptr<JobKeep>> JobKeep::Open(
   keep->device_ = std::make_unique<device::KeptDevice>(device, &keep->vault_,
                                                        std::move(memory));
   return keep;
+}
+
+std::string JobKeep::OnRefusal(const absl::Status& why) {
+  if (!why.ok()) {
+    if (std::exchange(is_refusal_told_, true)) return "";
+    return absl::StrCat("not kept: reason=\"", std::string(why.message()),
+                        "\": until the keeper has room for it, a restart of "
+                        "this daemon ends the job; raise the keeper's limit of "
+                        "descriptors, or close other jobs");
+  }
+  if (!is_refusal_told_ || !vault_.CheckAllHeld().ok()) return "";
+  is_refusal_told_ = false;
+  return "kept at last";
 }
 
 absl::Status JobKeep::MakeRecord(const v1::KeptJob& job) {

@@ -29,6 +29,9 @@ class JobVault final : public base::Vault {
 
   absl::Status Put(std::string_view name, std::string_view note,
                    std::span<const int> fds) override;
+  absl::Status CheckHeld(std::string_view name) const override;
+  // Names what is not, and why.
+  absl::Status CheckAllHeld() const;
   void Remove(std::string_view name) override;
   // It is there already, from an earlier life.
   void Know(std::string_view name) { names_.emplace(name); }
@@ -64,12 +67,16 @@ class JobKeep {
   JobRecord* record() { return record_.get(); }  // null before MakeRecord
   bool is_taken_over() const { return is_taken_over_; }
   absl::Status MakeRecord(const v1::KeptJob& job);
+  // That the vault has refused a part of the job; OK: it has taken one at last.
+  // A line for people where that is news.
+  std::string OnRefusal(const absl::Status& why);
 
  private:
   JobVault vault_;
   std::unique_ptr<device::KeptDevice> device_;
   std::unique_ptr<JobRecord> record_;
   bool is_taken_over_ = false;
+  bool is_refusal_told_ = false;
 };
 
 }  // namespace ballast::daemon

@@ -470,6 +470,10 @@ v1::JobSummary Node::Summarize(const session::LocalJob& job) const {
     summary.set_weight_version(runtime->engine().weight_version().value());
     summary.set_waiting_for(runtime->WaitingFor());
   }
+  if (const auto it = keeps_.find(job.spec().name); it != keeps_.end()) {
+    const absl::Status held = it->second->vault()->CheckAllHeld();
+    summary.set_not_kept(std::string(held.message()));
+  }
   summary.set_bytes(bytes);
   summary.set_admitted_bytes(sessions_->BytesOf(job.spec().name));
   return summary;

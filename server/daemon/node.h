@@ -97,6 +97,9 @@ class Node final : public session::JobHost, public JobRuntimeHost {
   // formats are not enough for them, and it must not go on: it says why.
   // Without this call all end with this daemon.
   absl::Status TakeOver(Keeping keeping);
+  // The vault does not take what was put under the name, of any job; OK: now it
+  // has.
+  void OnRefusal(const std::string& name, const absl::Status& why);
   // The daemon ends and another one will go on: ends the jobs that are not
   // kept, and says whether all of these are gone.
   void EndUnkept(const absl::Status& why);
@@ -149,6 +152,7 @@ class Node final : public session::JobHost, public JobRuntimeHost {
                            std::vector<base::Kept> found);
   absl::Status MakeRecord(const session::LocalJob& job, snapshot::LifeId life,
                           JobKeep* keep) const;
+  bool IsKept(const session::LocalJob& job) const;
   static Remnants::Owner OwnerOf(const session::LocalJob& job);
   absl::Duration HoldOf(const session::LocalJob& job) const;
   void LeaveRemnant(const session::LocalJob& job, JobRuntime* runtime,

@@ -191,17 +191,33 @@ void Node::OnWentOn(session::LocalJob* job) {
                                     "its workers had closed it, or are gone"));
 }
 
+void Node::OnRefusal(const std::string& name, const absl::Status& why) {
+  if (!why.ok() && leaves_.metrics != nullptr) {
+    leaves_.metrics->counter(metrics::Family::kKeeperRefusals)->Increment();
+  }
+  const std::string job = name.substr(0, name.find('/'));
+  const auto it = keeps_.find(job);
+  if (it == keeps_.end()) return;
+  const std::string news = it->second->OnRefusal(why);
+  if (!news.empty()) Warn(absl::StrCat("job=", job, " ", news));
+}
+
+// Whole: what the vault has no room for, the next daemon would miss.
+bool Node::IsKept(const session::LocalJob& job) const {
+  const auto it = keeps_.find(job.spec().name);
+  return it != keeps_.end() && job.has_begun() &&
+         it->second->vault()->CheckAllHeld().ok();
+}
+
 void Node::EndUnkept(const absl::Status& why) {
   for (session::LocalJob* const job : sessions_->jobs()) {
-    if (!keeps_.contains(job->spec().name) || !job->has_begun()) {
-      sessions_->FailJob(job, why);
-    }
+    if (!IsKept(*job)) sessions_->FailJob(job, why);
   }
 }
 
 bool Node::has_unkept() const {
-  return std::any_of(runtimes_.begin(), runtimes_.end(), [](const auto& entry) {
-    return !entry.second->is_kept() || !entry.second->job().has_begun();
+  return std::ranges::any_of(runtimes_, [this](const auto& entry) {
+    return !IsKept(entry.second->job());
   });
 }
 

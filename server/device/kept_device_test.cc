@@ -25,6 +25,7 @@ class MapVault final : public base::Vault {
     items[std::string(name)].Reset(fcntl(fds[0], F_DUPFD_CLOEXEC, 0));
     return absl::OkStatus();
   }
+  absl::Status CheckHeld(std::string_view) const override { return refusal; }
   void Remove(std::string_view) override {}
 
   std::map<std::string, base::UniqueFd> items;

@@ -33,6 +33,8 @@ constexpr absl::Duration kAnswerLimit = absl::Seconds(1);
 constexpr absl::Duration kRetryPause = absl::Seconds(1);
 // Too many descriptors of this user are under way: the keeper takes them soon.
 constexpr absl::Duration kCrowdedPause = absl::Milliseconds(10);
+// Until what a keeper has no room for is offered again.
+constexpr absl::Duration kOfferPause = absl::Seconds(1);
 
 absl::Time Now() { return base::MonotonicClock().Now(); }
 
@@ -110,6 +112,7 @@ KeeperClient::~KeeperClient() {
   if (socket_) loop_->UnwatchFd(socket_.get());
   loop_->Cancel(timer_);
   loop_->Cancel(stays_timer_);
+  loop_->Cancel(offer_timer_);
 }
 
 absl::Status KeeperClient::Open() {
@@ -197,7 +200,18 @@ absl::Status KeeperClient::Put(std::string_view name, std::string_view note,
   return absl::OkStatus();
 }
 
+absl::Status KeeperClient::CheckHeld(std::string_view name) const {
+  const std::string key(name);
+  if (!items_.contains(key)) {
+    return absl::NotFoundError(absl::StrCat("nothing was put as ", key));
+  }
+  if (!is_connected()) return absl::UnavailableError("there is no keeper");
+  const auto it = refused_.find(key);
+  return it == refused_.end() ? absl::OkStatus() : it->second.why;
+}
+
 void KeeperClient::Remove(std::string_view name) {
+  refused_.erase(std::string(name));
   if (items_.erase(std::string(name)) > 0) Queue(name);
 }
 
@@ -230,6 +244,9 @@ void KeeperClient::OnWordSent() {
   }
   const std::string name = std::move(queue_.front());
   queue_.pop_front();
+  if (const auto it = refused_.find(name); it != refused_.end()) {
+    it->second.is_told_again = true;
+  }
   if (items_.contains(name)) {
     told_.insert(name);
   } else {
@@ -288,20 +305,52 @@ absl::Status KeeperClient::OnAnswer(const KeeperMessage& answer) {
     case KeeperMessageKind::kSynced:
       if (num_syncs_ == 0) break;
       --num_syncs_;
-      if (is_lost_) OnStayed();
+      OnSynced();
       return absl::OkStatus();
     case KeeperMessageKind::kRefusal:
       if (answer.name.empty()) return answer.refusal;
-      if (options_.warn != nullptr) {
-        options_.warn(absl::StrCat("not kept name=", answer.name, " reason=\"",
-                                   std::string(answer.refusal.message()),
-                                   "\": a restart of the daemon ends its job"));
-      }
+      OnRefusal(answer);
       return absl::OkStatus();
     default:
       break;
   }
   return absl::InternalError("the keeper sent what nobody asked for");
+}
+
+// One that says nothing of what it takes (see is_flushed) is not asked again.
+void KeeperClient::OnRefusal(const KeeperMessage& refusal) {
+  if (!items_.contains(refusal.name)) return;
+  const bool is_new =
+      refused_.insert_or_assign(refusal.name, Refused{refusal.refusal}).second;
+  if (offer_timer_ == 0 && knows_sync_) {
+    offer_timer_ = loop_->PostAfter(kOfferPause, [this] { OfferRefused(); });
+  }
+  if (is_new && options_.on_refusal != nullptr) {
+    options_.on_refusal(refusal.name, refusal.refusal);
+  }
+}
+
+void KeeperClient::OfferRefused() {
+  offer_timer_ = 0;
+  if (!socket_ || refused_.empty()) return;
+  for (const auto& [name, refused] : refused_) queue_.push_back(name);
+  needs_sync_ = true;
+  FlushOrLose();
+}
+
+void KeeperClient::OnSynced() {
+  if (is_lost_) OnStayed();
+  if (!is_flushed()) return;
+  std::vector<std::string> taken;
+  for (const auto& [name, refused] : refused_) {
+    if (refused.is_told_again) taken.push_back(name);
+  }
+  for (const std::string& name : taken) {
+    refused_.erase(name);
+    if (options_.on_refusal != nullptr) {
+      options_.on_refusal(name, absl::OkStatus());
+    }
+  }
 }
 
 void KeeperClient::Lose(const absl::Status& why) {

@@ -38,8 +38,12 @@ class KeeperClient final : public base::Vault {
     absl::Duration timeout = absl::Seconds(5);
     // Called while nobody answers: may start one. Null: somebody else does.
     std::function<void()> start = nullptr;
-    // One line for people: refusals, a keeper that is lost or found again.
+    // One line for people: a keeper that is lost or found again.
     std::function<void(const std::string&)> warn = nullptr;
+    // The keeper does not take what was put under the name; OK: now it has. It
+    // is asked each second until then.
+    std::function<void(const std::string& name, const absl::Status& why)>
+        on_refusal = nullptr;
   };
 
   // Connects and lists what an earlier daemon left; blocks for `timeout` at
@@ -62,9 +66,16 @@ class KeeperClient final : public base::Vault {
 
   absl::Status Put(std::string_view name, std::string_view note,
                    std::span<const int> fds) override;
+  // Unavailable: there is no keeper now.
+  absl::Status CheckHeld(std::string_view name) const override;
   void Remove(std::string_view name) override;
 
  private:
+  struct Refused {
+    absl::Status why;
+    bool is_told_again = false;
+  };
+
   KeeperClient(Options options, base::EventLoop* loop);
 
   absl::Status Open();
@@ -78,6 +89,9 @@ class KeeperClient final : public base::Vault {
   void Retry();
   void OnStayed();
   void Queue(std::string_view name);
+  void OnRefusal(const KeeperMessage& refusal);
+  void OfferRefused();
+  void OnSynced();
   std::vector<std::byte> NextWord(std::vector<int>* fds) const;
   void OnWordSent();
   absl::Status OnAnswer(const KeeperMessage& answer);
@@ -92,8 +106,10 @@ class KeeperClient final : public base::Vault {
   bool knows_sync_ = false;        // this keeper
   bool needs_sync_ = false;        // once the queue is empty
   int num_syncs_ = 0;              // that were not answered yet
-  base::TimerId timer_ = 0;        // until another try
-  absl::Time opened_;              // when `socket_` was
+  absl::btree_map<std::string, Refused> refused_;  // names of items_
+  base::TimerId offer_timer_ = 0;                  // until these are told again
+  base::TimerId timer_ = 0;                        // until another try
+  absl::Time opened_;                              // when `socket_` was
   // One episode: until there is a connection that lasts.
   bool is_lost_ = false;
   base::TimerId stays_timer_ = 0;

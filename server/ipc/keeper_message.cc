@@ -65,17 +65,17 @@ std::vector<std::byte> RefusalBytes(std::string_view name,
 absl::StatusOr<KeeperMessage> ParseKeeperMessage(
     std::span<const std::byte> bytes, Packet packet) {
   KeeperHeader header{};
-  if (!packet.is_truncated && bytes.size() >= sizeof(header)) {
+  // Of one that lacks descriptors its bytes are whole, or its size is wrong.
+  const bool is_whole = !packet.is_truncated || packet.lacks_fds;
+  if (is_whole && bytes.size() >= sizeof(header)) {
     std::memcpy(&header, bytes.data(), sizeof(header));
   }
   const uint64_t size =
       sizeof(header) + uint64_t{header.name_bytes} + header.note_bytes;
   if (header.magic != proto::kKeeperMagic || size != bytes.size()) {
     return absl::InvalidArgumentError(
-        packet.lacks_fds
-            ? "no file descriptor is left (RLIMIT_NOFILE)"
-            : absl::StrCat("a packet of ", bytes.size(),
-                           " bytes that is no message of a keeper's socket"));
+        absl::StrCat("a packet of ", bytes.size(),
+                     " bytes that is no message of a keeper's socket"));
   }
   if (header.version != proto::kKeeperVersion) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -91,6 +91,14 @@ absl::StatusOr<KeeperMessage> ParseKeeperMessage(
   message.name.assign(rest, header.name_bytes);
   message.note.assign(rest + header.name_bytes, header.note_bytes);
   message.fds = std::move(packet.fds);
+  if (packet.lacks_fds) {
+    const absl::Status none_left = absl::ResourceExhaustedError(
+        "no file descriptor is left (RLIMIT_NOFILE)");
+    if (message.kind != KeeperMessageKind::kPut) return none_left;
+    message.fds.clear();
+    message.refusal = none_left;
+    return message;
+  }
   if (message.kind == KeeperMessageKind::kPut ||
       message.kind == KeeperMessageKind::kItem) {
     RETURN_IF_ERROR(CheckKept(message.name, message.note, message.fds.size()));

@@ -28,7 +28,8 @@ struct KeeperMessage {
   int code = 0;
   std::string name;
   std::string note;
-  absl::Status refusal;  // of kRefusal
+  // Of kRefusal; of kPut: this process has no room for its descriptors.
+  absl::Status refusal;
   std::vector<base::UniqueFd> fds;
 };
 

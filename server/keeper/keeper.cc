@@ -182,6 +182,9 @@ void Keeper::Sweep() {
 }
 
 absl::Status Keeper::Put(ipc::KeeperMessage message) {
+  if (!message.refusal.ok()) {
+    return Reply(ipc::RefusalBytes(message.name, message.refusal));
+  }
   marked_.erase(message.name);
   const auto old = items_.find(message.name);
   const int less =

@@ -108,7 +108,12 @@ class KeeperTest : public testing::Test {
     return KeeperClient::Connect(
         {.path = directory_ + "/keeper.sock",
          .timeout = timeout,
-         .warn = [this](const std::string& line) { warnings_ += line + "\n"; }},
+         .warn = [this](const std::string& line) { warnings_ += line + "\n"; },
+         .on_refusal =
+             [this](const std::string& name, const absl::Status& why) {
+               refusals_ += absl::StrCat(
+                   name, " ", absl::StatusCodeToString(why.code()), "\n");
+             }},
         loop_.get());
   }
   // Until `done`, or for 20 s.
@@ -126,6 +131,7 @@ class KeeperTest : public testing::Test {
   std::unique_ptr<base::EventLoop> loop_;
   std::unique_ptr<RunningKeeper> keeper_;
   std::string warnings_;
+  std::string refusals_;  // "NAME CODE", one a line
 };
 
 base::Segment SegmentOf(char value) {
@@ -244,9 +250,51 @@ TEST_F(KeeperTest, TooManyAreRefusedAndTold) {
   for (const char* name : {"a", "b", "c"}) {
     EXPECT_THAT((*client)->Put(name, "", std::span(&fd, 1)), IsOk());
   }
-  RunUntil([&] { return !warnings_.empty(); });
-  EXPECT_TRUE(absl::StrContains(warnings_, "not kept name=c")) << warnings_;
+  RunUntil([&] { return (*client)->is_flushed(); });
+  EXPECT_EQ(refusals_, "c RESOURCE_EXHAUSTED\n");
   EXPECT_TRUE((*client)->is_connected());
+}
+
+// What it does not hold is known, and offered until there is room.
+TEST_F(KeeperTest, WhatIsRefusedIsKnownAndOfferedAgain) {
+  options_.max_fds = 2;
+  Start();
+  auto client = Connect();
+  const base::Segment segment = SegmentOf('x');
+  const int fd = segment.fd();
+  EXPECT_TRUE(absl::IsNotFound((*client)->CheckHeld("a")));
+  for (const char* name : {"a", "b", "c"}) {
+    EXPECT_THAT((*client)->Put(name, "", std::span(&fd, 1)), IsOk());
+  }
+  RunUntil([&] { return (*client)->is_flushed(); });
+  EXPECT_THAT((*client)->CheckHeld("a"), IsOk());
+  EXPECT_THAT((*client)->CheckHeld("b"), IsOk());
+  const absl::Status held = (*client)->CheckHeld("c");
+  EXPECT_EQ(held.message(), "the keeper holds 2 descriptors, of 2 that it may");
+  // Offered in vain: it is no news.
+  const absl::Time until = clock_.Now() + absl::Milliseconds(1500);
+  while (clock_.Now() < until) loop_->RunOnce(absl::Milliseconds(10));
+  EXPECT_EQ(refusals_, "c RESOURCE_EXHAUSTED\n");
+  EXPECT_FALSE((*client)->CheckHeld("c").ok());
+  (*client)->Remove("a");
+  RunUntil([&] { return (*client)->CheckHeld("c").ok(); });
+  EXPECT_EQ(refusals_, "c RESOURCE_EXHAUSTED\nc OK\n");
+  client->reset();
+  auto next = Connect();
+  ASSERT_EQ((*next)->Found()->size(), 2);
+  EXPECT_EQ((*next)->Found()->back().name, "c");
+}
+
+TEST_F(KeeperTest, WithoutAKeeperNothingIsHeld) {
+  Start();
+  auto client = Connect();
+  const base::Segment segment = SegmentOf('x');
+  const int fd = segment.fd();
+  EXPECT_THAT((*client)->Put("a", "", std::span(&fd, 1)), IsOk());
+  EXPECT_THAT((*client)->CheckHeld("a"), IsOk());
+  keeper_.reset();
+  RunUntil([&] { return !(*client)->is_connected(); });
+  EXPECT_TRUE(absl::IsUnavailable((*client)->CheckHeld("a")));
 }
 
 TEST_F(KeeperTest, BoundsAreChecked) {
@@ -379,6 +427,31 @@ TEST_F(KeeperTest, WhatCannotBeReplacedStays) {
   auto next = Connect();
   ASSERT_THAT(next, IsOk());
   EXPECT_EQ(NamesOf(*(*next)->Found()), "ab");
+}
+
+// One that has no descriptor left refuses what it cannot take, and goes on.
+TEST_F(KeeperTest, WhatThereIsNoDescriptorForIsRefused) {
+  Start();
+  const base::Segment segment = SegmentOf('e');
+  RawDaemon daemon(options_.path);
+  daemon.Put("a", segment.fd());
+  daemon.Say(ipc::ToBytes(proto::KeeperMessageKind::kSync));
+  EXPECT_EQ(daemon.Hear().kind, proto::KeeperMessageKind::kSynced);
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit none = before;
+  none.rlim_cur = dup(segment.fd());  // the lowest that is free
+  close(static_cast<int>(none.rlim_cur));
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  daemon.Put("b", segment.fd());
+  const ipc::KeeperMessage refusal = daemon.Hear();
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_EQ(refusal.kind, proto::KeeperMessageKind::kRefusal);
+  EXPECT_EQ(refusal.name, "b");
+  EXPECT_TRUE(absl::IsResourceExhausted(refusal.refusal)) << refusal.refusal;
+  daemon.Put("b", segment.fd());
+  daemon.Say(ipc::ToBytes(proto::KeeperMessageKind::kSync));
+  EXPECT_EQ(daemon.Hear().kind, proto::KeeperMessageKind::kSynced);
 }
 
 // Of the calling thread: the kernel counts descriptors under way against the

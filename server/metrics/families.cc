@@ -335,6 +335,12 @@ const std::vector<FamilyInfo>& Table() {
                "one is configured and does not, -1 if none is: a restart ends "
                "the jobs.",
        .kind = Kind::kGauge},
+      {.family = Family::kKeeperRefusals,
+       .name = "ballast_keeper_refusals_total",
+       .help =
+           "Descriptors of jobs that the keeper did not take when they were "
+           "first offered: until it does, a restart ends the job.",
+       .kind = Kind::kCounter},
       {.family = Family::kJobsTakenOver,
        .name = "ballast_jobs_taken_over_total",
        .help = "Jobs that the daemon before this one left, by what became of "

@@ -64,6 +64,7 @@ enum class Family {
   kIdleConnections,
   kIdleConnectionsClosed,
   kKeeperConnected,
+  kKeeperRefusals,
   kJobsTakenOver,
   kRelinks,
   kPeersAbsent,

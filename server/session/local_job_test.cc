@@ -292,6 +292,9 @@ class MapVault final : public base::Vault {
     items[kept.name] = std::move(kept);
     return absl::OkStatus();
   }
+  absl::Status CheckHeld(std::string_view) const override {
+    return absl::OkStatus();
+  }
   void Remove(std::string_view name) override {
     items.erase(std::string(name));
   }

@@ -32,6 +32,10 @@ class SimVault final : public base::Vault {
                                         CopiesOf(fds)};
     return absl::OkStatus();
   }
+  absl::Status CheckHeld(std::string_view) const override {
+    return is_there_ ? absl::OkStatus()
+                     : absl::UnavailableError("there is no keeper");
+  }
   void Remove(std::string_view name) override {
     AllOfDaemon().erase(std::string(name));
   }
