@@ -24,9 +24,6 @@
 namespace ballast::ipc {
 namespace {
 
-constexpr int kMaxAcceptsPerTurn = 16;
-// After the process ran out of descriptors: level-triggered events would spin.
-constexpr absl::Duration kAcceptPause = absl::Milliseconds(100);
 // The largest valid Hello; a longer one shows as truncated.
 constexpr size_t kHelloBufferBytes =
     sizeof(proto::HelloMessage) + proto::kMaxTokenBytes;
@@ -98,7 +95,10 @@ HandleServer::HandleServer(Options options, SocketPath path,
       loop_(loop),
       random_(random),
       admission_(std::move(admission)),
-      acceptor_(acceptor) {}
+      workers_(acceptor),
+      acceptor_(loop, [this](base::UniqueFd socket) {
+        AddPending(std::move(socket));
+      }) {}
 
 HandleServer::~HandleServer() {
   StopAccepting();
@@ -110,42 +110,10 @@ HandleServer::~HandleServer() {
 
 absl::Status HandleServer::StartAccepting() {
   RETURN_IF_ERROR(path_.Open());
-  RETURN_IF_ERROR(loop_->WatchFd(path_.fd(), EPOLLIN,
-                                 [this](uint32_t) { OnAcceptable(); }));
-  is_accepting_ = true;
-  return absl::OkStatus();
+  return acceptor_.Start(path_.fd());
 }
 
-void HandleServer::StopAccepting() {
-  if (resume_timer_ != 0) loop_->Cancel(std::exchange(resume_timer_, 0));
-  if (std::exchange(is_accepting_, false)) loop_->UnwatchFd(path_.fd());
-}
-
-void HandleServer::PauseAccepting() {
-  StopAccepting();
-  resume_timer_ = loop_->PostAfter(kAcceptPause, [this] {
-    resume_timer_ = 0;
-    if (!StartAccepting().ok()) PauseAccepting();
-  });
-}
-
-void HandleServer::OnAcceptable() {
-  for (int i = 0; i < kMaxAcceptsPerTurn; ++i) {
-    base::UniqueFd socket(
-        accept4(path_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (socket) {
-      AddPending(std::move(socket));
-      continue;
-    }
-    if (errno == EMFILE || errno == ENFILE || errno == ENOMEM ||
-        errno == ENOBUFS) {
-      PauseAccepting();
-      return;
-    }
-    // EAGAIN: all taken. Others are the fate of one connection.
-    if (errno == EAGAIN || errno == EWOULDBLOCK) return;
-  }
-}
+void HandleServer::StopAccepting() { acceptor_.Stop(); }
 
 void HandleServer::AddPending(base::UniqueFd socket) {
   const int fd = socket.get();
@@ -246,15 +214,15 @@ void HandleServer::Welcome(Pending pending, base::UniqueFd pidfd) {
       SendWelcome(pending.socket.get(), key);
   if (absl::IsUnavailable(control.status())) {
     // The first packet on an empty socket: it cannot be full, only gone.
-    acceptor_->OnRefused(
+    workers_->OnRefused(
         pending.peer, absl::UnavailableError("closed before it was welcomed"));
     return;
   }
   if (!control.ok()) return Refuse(pending, control.status());
-  acceptor_->OnWorker(std::make_unique<HandleConnection>(
-                          std::move(pending.socket), std::move(pidfd),
-                          pending.peer, key, loop_),
-                      *std::move(control));
+  workers_->OnWorker(std::make_unique<HandleConnection>(
+                         std::move(pending.socket), std::move(pidfd),
+                         pending.peer, key, loop_),
+                     *std::move(control));
 }
 
 void HandleServer::Refuse(const Pending& pending, const absl::Status& reason) {
@@ -269,7 +237,7 @@ void HandleServer::Refuse(const Pending& pending, const absl::Status& reason) {
   std::memcpy(bytes.data() + sizeof(refusal), text.data(), text.size());
   // Who does not take it in time does without.
   (void)SendPacket(pending.socket.get(), bytes, {});
-  acceptor_->OnRefused(pending.peer, reason);
+  workers_->OnRefused(pending.peer, reason);
 }
 
 }  // namespace ballast::ipc

@@ -38,6 +38,7 @@
 #include "server/base/event_loop.h"
 #include "server/base/random.h"
 #include "server/base/unique_fd.h"
+#include "server/ipc/acceptor.h"
 #include "server/ipc/socket_path.h"
 #include "server/ipc/worker_link.h"
 
@@ -102,8 +103,6 @@ class HandleServer {
                base::Random* random, Admission admission,
                WorkerAcceptor* acceptor);
 
-  void OnAcceptable();
-  void PauseAccepting();
   void AddPending(base::UniqueFd socket);
   void MakeRoom();
   Pending TakePending(int fd);
@@ -117,9 +116,8 @@ class HandleServer {
   base::EventLoop* const loop_;
   base::Random* const random_;
   Admission admission_;
-  WorkerAcceptor* const acceptor_;
-  bool is_accepting_ = false;
-  base::TimerId resume_timer_ = 0;
+  WorkerAcceptor* const workers_;
+  Acceptor acceptor_;
   uint64_t num_accepted_ = 0;
   absl::flat_hash_map<int, Pending> pending_;  // by fd
 };

@@ -34,18 +34,19 @@ absl::StatusOr<std::unique_ptr<Keeper>> Keeper::Create(Options options,
       ipc::SocketPath::Listen(options.path, SOCK_SEQPACKET, /*mode=*/0600));
   std::unique_ptr<Keeper> keeper(
       new Keeper(std::move(options), std::move(path), loop));
-  RETURN_IF_ERROR(
-      loop->WatchFd(keeper->path_.fd(), EPOLLIN,
-                    [k = keeper.get()](uint32_t) { k->OnAcceptable(); }));
+  RETURN_IF_ERROR(keeper->acceptor_.Start(keeper->path_.fd()));
   keeper->ArmLinger();
   return keeper;
 }
 
 Keeper::Keeper(Options options, ipc::SocketPath path, base::EventLoop* loop)
-    : options_(std::move(options)), path_(std::move(path)), loop_(loop) {}
+    : options_(std::move(options)),
+      path_(std::move(path)),
+      loop_(loop),
+      acceptor_(loop,
+                [this](base::UniqueFd socket) { Admit(std::move(socket)); }) {}
 
 Keeper::~Keeper() {
-  loop_->UnwatchFd(path_.fd());
   if (daemon_) loop_->UnwatchFd(daemon_.get());
   loop_->Cancel(linger_);
   loop_->Cancel(crowded_);
@@ -57,12 +58,6 @@ void Keeper::ArmLinger() {
     linger_ = 0;
     options_.on_idle();
   });
-}
-
-void Keeper::OnAcceptable() {
-  base::UniqueFd socket(
-      accept4(path_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-  if (socket) Admit(std::move(socket));
 }
 
 // The daemon's end may not have been read yet.

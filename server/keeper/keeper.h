@@ -29,6 +29,7 @@
 #include "server/base/event_loop.h"
 #include "server/base/unique_fd.h"
 #include "server/base/vault.h"
+#include "server/ipc/acceptor.h"
 #include "server/ipc/keeper_message.h"
 #include "server/ipc/socket_path.h"
 
@@ -59,7 +60,6 @@ class Keeper {
  private:
   Keeper(Options options, ipc::SocketPath path, base::EventLoop* loop);
 
-  void OnAcceptable();
   void Admit(base::UniqueFd socket);
   bool IsDaemonGone() const;
   void OnDaemon(uint32_t events);
@@ -81,6 +81,7 @@ class Keeper {
   Options options_;
   const ipc::SocketPath path_;
   base::EventLoop* const loop_;
+  ipc::Acceptor acceptor_;
   base::UniqueFd daemon_;  // the connection of the one that is here
   pid_t daemon_pid_ = 0;
   base::TimerId linger_ = 0;

@@ -3,7 +3,6 @@
 // there for so long, or when one left nothing.
 #include <signal.h>
 #include <sys/epoll.h>
-#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 
@@ -15,6 +14,7 @@
 #include "server/base/clock.h"
 #include "server/base/event_loop.h"
 #include "server/base/unique_fd.h"
+#include "server/keeper/descriptor_limit.h"
 #include "server/keeper/keeper.h"
 
 namespace ballast::keeper {
@@ -30,11 +30,16 @@ int Fail(const absl::Status& status) {
 }
 
 int Serve(Keeper::Options options) {
-  rlimit limit{};
-  if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
-    limit.rlim_cur = limit.rlim_max;
-    (void)setrlimit(RLIMIT_NOFILE, &limit);
+  const rlim_t limit = RaiseDescriptorLimit();
+  const int holdable = HoldableUnder(limit, options.max_fds);
+  if (holdable < options.max_fds) {
+    std::fprintf(stderr,
+                 "ballast-keeper: may hold %d descriptors, not %d: "
+                 "RLIMIT_NOFILE is %llu; raise its hard limit (LimitNOFILE=)\n",
+                 holdable, options.max_fds,
+                 static_cast<unsigned long long>(limit));
   }
+  options.max_fds = holdable;
   sigset_t ends;
   sigemptyset(&ends);
   sigaddset(&ends, SIGTERM);

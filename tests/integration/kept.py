@@ -16,11 +16,16 @@ KEEPER = os.environ.get("BALLAST_KEEPER", "")
 
 
 class Keeper:
-    """A ballast-keeper in a daemon's directory."""
+    """A ballast-keeper in a daemon's directory. `fds`: its hard limit of open
+    descriptors."""
 
-    def __init__(self, directory):
+    def __init__(self, directory, fds=None):
         self.socket = directory + "/keeper.sock"
-        self.process = subprocess.Popen([KEEPER, "--socket", self.socket])
+        self.log = directory + "/keeper.log"
+        limit = ["prlimit", "--nofile=%d" % fds] if fds else []
+        with open(self.log, "ab") as log:
+            self.process = subprocess.Popen(
+                limit + [KEEPER, "--socket", self.socket], stderr=log)
         lab.poll(lambda: os.path.exists(self.socket), "the keeper listens")
 
     def footprint(self):
@@ -45,10 +50,10 @@ class KeptCase(lab.TestCase):
         patch.start()
         self.addCleanup(patch.stop)
 
-    def start_kept(self, *overrides, **options):
+    def start_kept(self, *overrides, keeper_fds=None, **options):
         """A daemon and its keeper."""
         daemon = self.start_daemon(*overrides, **options)
-        keeper = Keeper(daemon.directory)
+        keeper = Keeper(daemon.directory, keeper_fds)
         self.addCleanup(keeper.end)
         daemon.signal(signal.SIGTERM)
         daemon.wait()

@@ -195,6 +195,33 @@ class RestartTest(kept.KeptCase):
         self.assertIn('ballast_jobs_taken_over_total{outcome="ok"} 1',
                       daemon.metrics())
 
+    def test_what_the_keeper_has_no_room_for_is_not_kept(self):
+        daemon, keeper = self.start_kept(http=True, keeper_fds=38)
+        with open(keeper.log) as log:
+            self.assertIn("may hold 6 descriptors, not 65536: RLIMIT_NOFILE "
+                          "is 38", log.read())
+        workers = self.start_job(daemon, 1000, 0.05)
+        workers[0].expect("step 2")
+        [summary] = daemon.control("status")["jobs"]
+        self.assertIn("of 6 that it may", summary["not_kept"])
+        lines = [line for line in daemon.log().splitlines()
+                 if "not kept" in line]
+        self.assertEqual(len(lines), 1, lines)
+        self.assertIn("job=job", lines[0])
+        refused = [line for line in daemon.metrics().splitlines()
+                   if line.startswith("ballast_keeper_refusals_total")]
+        self.assertGreater(float(refused[0].split()[-1]), 1)
+        # It is not left to the next daemon, which would miss some of it.
+        daemon.signal(signal.SIGTERM)
+        self.assertEqual(daemon.wait(), 0)
+        for worker in workers:
+            code, output = worker.finish()
+            self.assertNotEqual(code, 0)
+            self.assertIn("daemon is draining", output)
+        lab.poll(lambda: keeper.memfds() == 0, "the keeper's memory is freed")
+        daemon.start()
+        self.assertEqual(daemon.control("status")["jobs"], [])
+
     def test_both_dead_is_the_end(self):  # I23
         daemon, keeper = self.start_kept()
         worker = self.start_job(daemon, 1000, 0.1, world=1)[0]
