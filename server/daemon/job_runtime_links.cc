@@ -291,7 +291,8 @@ void JobRuntime::StartFirst() {
   }
   BALLAST_FAILPOINT("daemon.begun");
   if (snapshots_ != nullptr) {
-    snapshots_->OnStarted(WeightVersion(first_step_.value() - 1));
+    const WeightVersion version(first_step_.value() - 1);
+    snapshots_->OnStarted(version, version);
   }
   if (!awaits_start_ || BALLAST_SABOTAGED("daemon.starts_alone")) {
     return OnStart();
@@ -316,7 +317,8 @@ void JobRuntime::GoOn(const v1::View& view) {
   if (parts_.is_taken_over && !std::exchange(has_gone_on_, true)) {
     committed_ = finished_ = record_->finished();
     if (snapshots_ != nullptr) {
-      snapshots_->OnStarted(WeightVersion(finished_.value()));
+      // Replicas go with the daemon that holds them.
+      snapshots_->OnStarted(WeightVersion(finished_.value()), WeightVersion(0));
     }
     parts_.job->RestoreRank0Cursor(view.rank0_cursor());
   }

@@ -133,7 +133,9 @@ class Cluster {
       }
       nodes.push_back(std::move(node));
     }
-    for (auto& node : nodes) node->snapshots->OnStarted(WeightVersion(0));
+    for (auto& node : nodes) {
+      node->snapshots->OnStarted(WeightVersion(0), WeightVersion(0));
+    }
   }
 
   ~Cluster() {
@@ -357,6 +359,22 @@ TEST(JobReplicasTest, LostLinksEndOneAndNotTheNext) {
   cluster.RunFor(absl::Seconds(10));
   EXPECT_EQ(cluster.Status(0).last_step, 6);
   cluster.CheckWhole(6, 0);
+}
+
+// Of a daemon that has gone on with the job of the last one, whose replicas
+// went with it: no step is covered, until the next one is.
+TEST(JobReplicasTest, WithoutAnyAllStepsLag) {
+  Cluster cluster(6, {.nodes = 2});
+  for (int s = 0; s < 3; ++s) cluster.StepAll();
+  cluster.RunFor(absl::Seconds(10));
+  EXPECT_EQ(cluster.Status(0).lag_steps, 1);
+  for (auto& node : cluster.nodes) {
+    node->snapshots->OnStarted(WeightVersion(3), WeightVersion(0));
+  }
+  for (int n = 0; n < 2; ++n) EXPECT_EQ(cluster.Status(n).lag_steps, 3);
+  cluster.StepAll();
+  cluster.RunFor(absl::Seconds(10));
+  for (int n = 0; n < 2; ++n) EXPECT_EQ(cluster.Status(n).lag_steps, 0);
 }
 
 // What training sends goes first, within bounds; a rate holds beside it.

@@ -61,10 +61,10 @@ void JobSnapshots::SetPulls(transport::Pulls* pulls) {
   if (replicas_ != nullptr) replicas_->SetPulls(pulls);
 }
 
-void JobSnapshots::OnStarted(WeightVersion version) {
+void JobSnapshots::OnStarted(WeightVersion version, WeightVersion replicated) {
   is_started_ = true;
   finished_ = committed_ = version;
-  status_.replicas.last_step = version.value();
+  status_.replicas.last_step = replicated.value();
   const Schedule& schedule = parts_.schedule;
   if (schedule.every_steps > 0 || schedule.every < absl::InfiniteDuration() ||
       parts_.replicas.every_steps > 0) {

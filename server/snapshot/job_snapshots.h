@@ -105,7 +105,7 @@ struct ReplicaStatus {
   int64_t made = 0;  // since the job's start, as this node heard
   int64_t failed = 0;
   int64_t skipped = 0;  // were due while one, or a snapshot, was being written
-  int64_t last_step = 0;    // of the newest that is whole
+  int64_t last_step = 0;    // of the newest that is whole; 0: there is none
   int64_t lag_steps = 0;    // of what is published here beyond it
   uint64_t held_bytes = 0;  // on this node
   uint64_t bytes_sent = 0;
@@ -163,7 +163,8 @@ class JobSnapshots {
   optimizer::UpdateGuard* guard() { return &capture_; }
 
   // ---- The job. ----
-  void OnStarted(WeightVersion version);
+  // `replicated`: the newest version that replicas hold, 0 if there are none.
+  void OnStarted(WeightVersion version, WeightVersion replicated);
   void OnCommitted(Step step);
   // All of the step is published here.
   void OnFinished(Step step);

@@ -93,7 +93,9 @@ class Cluster {
       }
       nodes.push_back(std::move(node));
     }
-    for (auto& node : nodes) node->snapshots->OnStarted(WeightVersion(0));
+    for (auto& node : nodes) {
+      node->snapshots->OnStarted(WeightVersion(0), WeightVersion(0));
+    }
   }
 
   void Send(int from, int to, const v1::SnapshotFrame& frame) {
