@@ -328,10 +328,13 @@ void Node::SaveHeld(
       status.last.has_value() &&
       status.last->step == it->second->engine().weight_version().value();
   if (is_stored) return post(status.last->path);
-  snapshots->Save("", [done = std::move(done)](
+  snapshots->Save("", [snapshots, done = std::move(done)](
                           absl::StatusOr<snapshot::Saved> saved) mutable {
-    if (!saved.ok()) return std::move(done)(saved.status());
-    std::move(done)(saved->path);
+    if (saved.ok()) return std::move(done)(saved->path);
+    if (snapshots->status().other_life.empty()) {
+      return std::move(done)(saved.status());
+    }
+    std::move(done)(absl::AlreadyExistsError(saved.status().message()));
   });
 }
 
@@ -473,6 +476,12 @@ v1::JobSummary Node::Summarize(const session::LocalJob& job) const {
   if (const auto it = keeps_.find(job.spec().name); it != keeps_.end()) {
     const absl::Status held = it->second->vault()->CheckAllHeld();
     summary.set_not_kept(std::string(held.message()));
+  }
+  if (std::string why = sessions_->NotStored(job.spec().name); !why.empty()) {
+    summary.set_notice(
+        absl::StrCat("held longer than it may be, until it is "
+                     "stored, which failed: ",
+                     why));
   }
   summary.set_bytes(bytes);
   summary.set_admitted_bytes(sessions_->BytesOf(job.spec().name));

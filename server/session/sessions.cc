@@ -26,10 +26,6 @@ constexpr absl::Duration kEndWait = absl::Seconds(5);
 // How often a job whose workers are gone here, and not elsewhere, is asked for
 // its last state: for a little less than that.
 constexpr int kMaxSaves = 10;
-constexpr absl::Duration kSaveAgain = absl::Milliseconds(200);
-// How long the state of a job whose hold has passed may take to be stored:
-// other nodes may never answer.
-constexpr absl::Duration kSaveHeldLimit = absl::Minutes(5);
 
 }  // namespace
 
@@ -399,11 +395,6 @@ void Sessions::Leave(Connection* connection, const absl::Status& why) {
   ArmHold(job);
 }
 
-void Sessions::ArmHold(Job* job) {
-  const absl::Duration hold = job->local->spec().hold;
-  ArmTimer(job, hold > absl::ZeroDuration() ? hold : options_.default_hold);
-}
-
 void Sessions::EndIfAbandoned(Job* job, const absl::Status& why) {
   const LocalJob& local = *job->local;
   if (job->is_ending || local.num_attached() > 0) return;
@@ -443,39 +434,10 @@ void Sessions::OnTimer(const std::string& name) {
                               absl::FormatDuration(options_.join_timeout), ": ",
                               missing.empty() ? "no first weights" : missing)));
   } else if (job->is_saving) {
-    OnSavedHeld(job->local.get(), absl::DeadlineExceededError(absl::StrCat(
-                                      "that took more than ",
-                                      absl::FormatDuration(kSaveHeldLimit))));
+    OnSaveHeldLate(job);
   } else if (job->local->num_missing() > 0) {
     EndHeld(job);
   }
-}
-
-// With a snapshot, if they are kept; who comes meanwhile comes to the next job.
-void Sessions::EndHeld(Job* job) {
-  LocalJob* const local = job->local.get();
-  job->is_saving = true;
-  ArmTimer(job, kSaveHeldLimit);
-  host_->SaveHeld(local, [this, local, alive = std::weak_ptr<bool>(alive_)](
-                             absl::StatusOr<std::string> path) {
-    if (alive.lock() != nullptr) OnSavedHeld(local, path);
-  });
-}
-
-void Sessions::OnSavedHeld(LocalJob* local,
-                           const absl::StatusOr<std::string>& path) {
-  Job* const job = JobOfLocal(local);
-  if (job == nullptr || job->is_ending) return;
-  std::string stored;
-  if (!path.ok()) {
-    stored = absl::StrCat("; its state could not be stored: ",
-                          std::string(path.status().message()));
-  } else if (!path->empty()) {
-    stored = absl::StrCat("; its state is in snapshot ", *path);
-  }
-  End(job, absl::UnavailableError(absl::StrCat(
-               "job ", base::Quoted(local->spec().name),
-               " was held as long as it may be: ", local->Missing(), stored)));
 }
 
 Sessions::Job* Sessions::JobOfLocal(const LocalJob* local) {
@@ -534,8 +496,12 @@ void Sessions::ReleaseConnections(Job* job, const absl::Status& why) {
 void Sessions::Delete(LocalJob* local) {
   Job* const job = JobOfLocal(local);
   if (job == nullptr) return;
-  const auto waiters = std::exchange(job->waiters, {});
+  auto waiters = std::exchange(job->waiters, {});
   jobs_.erase(std::string(local->spec().name));
+  Run(std::move(waiters));
+}
+
+void Sessions::Run(std::vector<std::shared_ptr<EndWaiter>> waiters) {
   for (const auto& waiter : waiters) {
     executor_->Cancel(waiter->timer);
     waiter->Run();
@@ -642,46 +608,6 @@ bool Sessions::IsOfAnotherShape(const Job& job, const Key& key,
          (placement.world_size != topology.world_size() ||
           placement.local_world_size != topology.local_world_size ||
           placement.node_rank != local.node());
-}
-
-void Sessions::SaveLast(Job* job) {
-  job->is_saving = true;
-  LocalJob* const local = job->local.get();
-  host_->SaveLast(local, [this, local, alive = std::weak_ptr<bool>(alive_)](
-                             absl::Status saved) {
-    if (alive.lock() != nullptr) OnSavedLast(local, saved);
-  });
-}
-
-void Sessions::OnSavedLast(LocalJob* local, const absl::Status& saved) {
-  Job* const job = JobOfLocal(local);
-  if (job == nullptr || job->is_ending) return;
-  if (!absl::IsFailedPrecondition(saved)) {
-    return End(job, absl::AbortedError(absl::StrCat(
-                        "its workers left, and others came in another shape",
-                        saved.ok() ? "" : "; its last state is not kept: ",
-                        std::string(saved.message()))));
-  }
-  // Another node may not have noticed yet that its workers are gone.
-  if (local->num_attached() == 0 && --job->saves_left > 0) {
-    job->timer = executor_->PostAfter(
-        kSaveAgain, [this, local, alive = std::weak_ptr<bool>(alive_)] {
-          Job* const again =
-              alive.lock() == nullptr ? nullptr : JobOfLocal(local);
-          if (again == nullptr || again->is_ending) return;
-          again->timer = 0;
-          SaveLast(again);
-        });
-    return;
-  }
-  job->is_saving = false;
-  if (local->num_missing() > 0) ArmHold(job);
-  Log("job goes on job=", local->spec().name, " reason=\"",
-      std::string(saved.message()), "\"");
-  for (const auto& waiter : std::exchange(job->waiters, {})) {
-    executor_->Cancel(waiter->timer);
-    waiter->Run();
-  }
 }
 
 void Sessions::StopAccepting(absl::Status why) {

@@ -78,8 +78,9 @@ class JobHost {
   virtual void SaveLast(LocalJob* job,
                         absl::AnyInvocable<void(absl::Status) &&> done) = 0;
   // `job` was held as long as it may be and ends: stores its state, if that is
-  // kept at all. Where it is, "" if nowhere, or why it cannot be stored; `done`
-  // is called once, later.
+  // kept at all. Where it is, "" if nowhere, or why it cannot be stored: it is
+  // held, and this called again, until it can. AlreadyExists: another life of
+  // the job has taken its place. `done` is called once, later.
   virtual void SaveHeld(
       LocalJob* job,
       absl::AnyInvocable<void(absl::StatusOr<std::string>) &&> done) = 0;
@@ -178,6 +179,8 @@ class Sessions {
   uint64_t bytes() const;
   uint64_t BytesOf(std::string_view job) const;   // 0: there is none
   MemoryNeed NeedOf(std::string_view job) const;  // its parts
+  // Why it is held longer than it may be; empty: it is not.
+  std::string NotStored(std::string_view job) const;
 
  private:
   struct EndWaiter;
@@ -190,6 +193,8 @@ class Sessions {
     bool is_ending = false;
     bool is_saving = false;  // its last state, for another number of workers
     int saves_left = 0;
+    int save_attempts = 0;                            // at the end of its hold
+    std::string not_stored;                           // why
     std::vector<std::shared_ptr<EndWaiter>> waiters;  // for its deletion
   };
   void FindThenAttach(std::shared_ptr<PendingAttach> pending);
@@ -214,7 +219,8 @@ class Sessions {
                         const AttachRequest& request);
   void SaveLast(Job* job);
   void EndHeld(Job* job);
-  void OnSavedHeld(LocalJob* local, const absl::StatusOr<std::string>& path);
+  void OnSaveHeldLate(Job* job);
+  void OnSavedHeld(Job* job, const absl::StatusOr<std::string>& path);
   void OnSavedLast(LocalJob* local, const absl::Status& saved);
   void ArmTimer(Job* job, absl::Duration delay);
   void OnTimer(const std::string& name);
@@ -222,6 +228,7 @@ class Sessions {
   void End(Job* job, const absl::Status& why);
   void ReleaseConnections(Job* job, const absl::Status& why);
   void Delete(LocalJob* local);
+  void Run(std::vector<std::shared_ptr<EndWaiter>> waiters);
   template <typename... Parts>
   void Log(const Parts&... parts) const;
 

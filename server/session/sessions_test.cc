@@ -391,19 +391,77 @@ TEST_F(LastStepTest, ItsStateIsStoredFirst) {
   EXPECT_TRUE(has_come);
 }
 
-TEST_F(LastStepTest, OrItIsSaidWhyNot) {
+// It is the only copy: what cannot be stored stays, until it can.
+TEST_F(LastStepTest, WhatCannotBeStoredStaysHeld) {
+  host_.saves_held = true;
+  Lose("job/1");
+  executor_.RunFor(absl::Minutes(11));
+  EXPECT_EQ(sessions_.NotStored("job"), "");
+  Connect("late");
+  bool has_come = false;
+  sessions_.BeforeAttach("late", SmallRequest("job", 1, 2),
+                         [&] { has_come = true; });
+  const uint64_t held = device_.shared_bytes_in_use();
+  for (int i = 0; i < 3; ++i) {
+    auto done = std::move(host_.saving_held["job"]);
+    host_.saving_held.clear();
+    std::move(done)(absl::ResourceExhaustedError("the disk is full"));
+    EXPECT_TRUE(has_come);
+    EXPECT_EQ(sessions_.NotStored("job"), "the disk is full");
+    executor_.RunFor(absl::Seconds(50));
+    EXPECT_THAT(host_.saving_held, IsEmpty());
+    executor_.RunFor(absl::Seconds(20));
+    EXPECT_THAT(host_.ended, IsEmpty());
+    ASSERT_TRUE(host_.saving_held.contains("job"));  // again
+  }
+  EXPECT_EQ(device_.shared_bytes_in_use(), held);
+  std::move(host_.saving_held["job"])("job/step-00000001");
+  EXPECT_THAT(host_.ended["job"],
+              StatusIs(absl::StatusCode::kUnavailable,
+                       "its state is in snapshot job/step-00000001"));
+  executor_.RunFor(absl::Seconds(1));
+  EXPECT_EQ(device_.shared_bytes_in_use(), 0);
+}
+
+TEST_F(LastStepTest, WhatCouldNotBeStoredGoesOn) {
+  host_.saves_held = true;
+  Lose("job/1");
+  executor_.RunFor(absl::Minutes(11));
+  std::move(host_.saving_held["job"])(absl::ResourceExhaustedError("full"));
+  host_.saving_held.clear();
+  Connect("new");
+  ASSERT_THAT(Attach("new", SmallRequest("job", 1, 2)), IsOk());
+  EXPECT_EQ(sessions_.NotStored("job"), "");
+  executor_.RunFor(absl::Hours(1));
+  EXPECT_THAT(host_.saving_held, IsEmpty());
+  EXPECT_THAT(host_.ended, IsEmpty());
+}
+
+TEST_F(LastStepTest, OtherNodesThatNeverAnswerAreAskedAgain) {
   host_.saves_held = true;
   Lose("job/1");
   executor_.RunFor(absl::Minutes(14));
+  EXPECT_EQ(sessions_.NotStored("job"), "");
+  auto late = std::move(host_.saving_held["job"]);
+  host_.saving_held.clear();
+  executor_.RunFor(absl::Seconds(90));
+  EXPECT_EQ(sessions_.NotStored("job"), "that took more than 5m");
+  executor_.RunFor(absl::Minutes(1));
+  ASSERT_TRUE(host_.saving_held.contains("job"));
+  std::move(late)("job/step-00000001");  // it says nothing of now
   EXPECT_THAT(host_.ended, IsEmpty());
-  executor_.RunFor(absl::Minutes(2));  // other nodes never answered
-  EXPECT_THAT(
-      host_.ended["job"],
-      StatusIs(absl::StatusCode::kUnavailable,
-               "its state could not be stored: that took more than 5m"));
-  std::move(host_.saving_held["job"])(absl::InternalError("late"));
-  executor_.RunFor(absl::Seconds(1));
-  EXPECT_EQ(device_.shared_bytes_in_use(), 0);
+  std::move(host_.saving_held["job"])("job/step-00000001");
+  EXPECT_FALSE(host_.ended["job"].ok());
+}
+
+TEST_F(LastStepTest, AnotherLifeOfTheJobIsTheEnd) {
+  host_.saves_held = true;
+  Lose("job/1");
+  executor_.RunFor(absl::Minutes(11));
+  std::move(host_.saving_held["job"])(absl::AlreadyExistsError("another life"));
+  EXPECT_THAT(host_.ended["job"],
+              StatusIs(absl::StatusCode::kUnavailable,
+                       "its state is not stored: another life"));
 }
 
 TEST_F(LastStepTest, ANewRunDoesNotWaitForTheHold) {

@@ -398,16 +398,20 @@ TEST(SnapshotTest, IsWhatAHeldJobEndsWith) {  // I17, I20
     scenario.nodes = 2;
     scenario.workers = nodes;
     GoOn(scenario, 6, 4, &files, "on two nodes");
-    // A disk that is full delays no end.
+    // It is held until the disk takes it.
     MemoryFileSystem full;
-    full.set_capacity(1000);
+    full.FailAfter(0, 3);
+    scenario.nodes = nodes;
+    scenario.workers = 2;
     scenario.first_version = 0;
     scenario.faults.push_back({});
     scenario.faults[0].kind = Fault::Kind::kCrash;
     scenario.faults[0].step = 4;
-    scenario.expect_failure = "its state could not be stored";
-    const Result without = RunJob(scenario, 3, &full);
-    EXPECT_TRUE(without.passed()) << Violations(without);
+    scenario.expect_failure = "was held as long";
+    const Result later = RunJob(scenario, 3, &full);
+    EXPECT_TRUE(later.passed()) << Violations(later);
+    EXPECT_EQ(full.failures(), 3);
+    EXPECT_EQ(NewestStep(full), 3);
   }
 }
 
