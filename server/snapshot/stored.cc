@@ -30,6 +30,14 @@ absl::StatusOr<std::optional<Stored>> FindStored(
         "list`"));
   }
   RETURN_IF_ERROR(manifest.status());
+  // By its name, which the directory has, it goes on; by a path, from any.
+  if (load.empty() && manifest->job != job) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "snapshot ", base::Quoted(stored.path), " is of job ",
+        base::Quoted(manifest->job), ", not of ", base::Quoted(job),
+        ": move it back, load it by its path, or open the session with "
+        "resume=\"never\""));
+  }
   RETURN_IF_ERROR(CheckFits(*manifest, stored.path, identity, tensors));
   stored.step = manifest->step;
   return stored;

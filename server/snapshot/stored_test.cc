@@ -54,5 +54,26 @@ TEST(StoredTest, FindsTheNewestOrTheOneThatIsNamed) {
               StatusIs(absl::StatusCode::kInvalidArgument, "resume=\"never\""));
 }
 
+// A directory that was copied, or renamed, from another job's.
+TEST(StoredTest, AnotherJobsIsNotGoneOnWith) {
+  MemoryFileSystem files;
+  WriteSmallSnapshot(files, 2, 1, "step-00000007");
+  ASSERT_THAT(files.Rename("job", "copy"), IsOk());
+  const JobIdentity identity = {.tenant = "default",
+                                .uid = 0,
+                                .optimizer = kernels::OptimizerKind::kAdamW,
+                                .any_momentum = false,
+                                .num_groups = 2};
+  EXPECT_THAT(FindStored(files, "copy", "", identity, Tensors()),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       "snapshot \"copy/step-00000007\" is of job \"job\", not "
+                       "of \"copy\""));
+  // Who names it means it.
+  EXPECT_THAT(FindStored(files, "copy", "step-00000007", identity, Tensors()),
+              IsOk());
+  ASSERT_THAT(files.Rename("copy", "job"), IsOk());
+  EXPECT_THAT(FindStored(files, kJob, "", identity, Tensors()), IsOk());
+}
+
 }  // namespace
 }  // namespace ballast::snapshot
