@@ -72,6 +72,13 @@ void ExamineDaemon(const v1::StatusReply& status, Examination* out) {
              "none: a restart of the daemon ends its jobs",
              "set keeper.socket and keeper.program");
   }
+  if (!status.snapshots_error().empty()) {
+    out->Add(
+        "snapshots", State::kWrong,
+        absl::StrCat("nothing is saved or loaded: ", status.snapshots_error()),
+        "mend or mount snapshots.directory; it is looked at again by "
+        "itself");
+  }
 }
 
 void ExamineProgress(const v1::GetJobReply& job, Examination* out) {

@@ -67,6 +67,11 @@ TEST_F(DoctorTest, NothingIsSaidOfWhatIsWell) {  // the control of all below
   EXPECT_EQ(Examine(status_, {}).size(), 2u);
 }
 
+TEST_F(DoctorTest, TheDirectoryMayBeUnreadable) {
+  status_.set_snapshots_error("cannot open /mnt: Permission denied");
+  EXPECT_EQ(Bad(), "wrong daemon snapshots\n");
+}
+
 TEST_F(DoctorTest, AJobMayNotBeKept) {
   job_.mutable_summary()->set_not_kept("of its \"weights\": it is full");
   EXPECT_EQ(Bad(), "wrong job gpt2 keeping\n");

@@ -154,6 +154,9 @@ std::string Render(const v1::StatusReply& status) {
       Line("peers at",
            status.peer_address().empty() ? "off" : status.peer_address()) +
       Line("keeper", status.keeper()) +
+      (status.snapshots_error().empty()
+           ? ""
+           : Line("snapshots", "cannot be read: " + status.snapshots_error())) +
       Line("shared memory", FormatBytes(status.shared_memory_bytes())) +
       Line("jobs", absl::StrCat(status.jobs_size()));
   if (status.jobs_size() > 0) {

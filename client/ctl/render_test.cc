@@ -38,6 +38,10 @@ TEST(RenderTest, StatusShowsAddressesAndJobs) {
   EXPECT_NE(text.find("gpt2"), std::string::npos);
   EXPECT_NE(text.find("keeper           lost\n"), std::string::npos) << text;
   EXPECT_NE(text.find("rank 2 has not attached"), std::string::npos);
+  EXPECT_EQ(text.find("cannot be read"), std::string::npos);
+  status.set_snapshots_error("no such directory");
+  EXPECT_NE(Render(status).find("cannot be read: no such directory\n"),
+            std::string::npos);
   EXPECT_NE(text.find(" 3/8 "), std::string::npos) << text;
   job->set_num_nodes(2);
   EXPECT_NE(Render(status).find(" 3/4 of 8 "), std::string::npos);

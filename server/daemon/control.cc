@@ -50,6 +50,9 @@ v1::StatusReply Control::Status() {
   reply.set_keeper(keeper_ == nullptr        ? "off"
                    : keeper_->is_connected() ? "connected"
                                              : "lost");
+  if (snapshots_ != nullptr) {
+    reply.set_snapshots_error(std::string(snapshots_->status().message()));
+  }
   for (v1::JobSummary& job : parts_.node->Jobs()) {
     *reply.add_jobs() = std::move(job);
   }

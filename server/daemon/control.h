@@ -12,6 +12,7 @@
 #include "absl/time/time.h"
 #include "server/base/clock.h"
 #include "server/daemon/node.h"
+#include "server/daemon/stored/snapshot_directory.h"
 #include "server/device/device.h"
 #include "server/ipc/keeper_client.h"
 #include "server/metrics/metrics.h"
@@ -43,6 +44,9 @@ class Control final : public service::NodeControl {
   void set_draining() { is_draining_ = true; }
   // Outlives this.
   void set_keeper(const ipc::KeeperClient* keeper) { keeper_ = keeper; }
+  void set_snapshots(const SnapshotDirectory* snapshots) {
+    snapshots_ = snapshots;
+  }
 
   // Gauges that nobody moves by events; called now and then.
   void RefreshMetrics();
@@ -63,7 +67,8 @@ class Control final : public service::NodeControl {
   const absl::Time started_;
   Addresses addresses_;
   bool is_draining_ = false;
-  const ipc::KeeperClient* keeper_ = nullptr;  // null: none is configured
+  const ipc::KeeperClient* keeper_ = nullptr;     // null: none is configured
+  const SnapshotDirectory* snapshots_ = nullptr;  // likewise
 };
 
 }  // namespace ballast::daemon

@@ -158,8 +158,7 @@ absl::Status Daemon::CreateCore() {
     peers_ = *std::move(peers);
     leaves.peers = peers_.get();
   }
-  RETURN_IF_ERROR(At("snapshots.directory", OpenSnapshots()));
-  StartIo();
+  OpenSnapshots();
   leaves.snapshot_files = snapshot_files_.get();
   leaves.io = io_.get();
   NodeOptions options;
@@ -176,30 +175,28 @@ absl::Status Daemon::CreateCore() {
   control_ = std::make_unique<Control>(
       Control::Parts{&clock_, node_.get(), device_.get(), metrics_.get()},
       [this] { Drain("an operator asked for it"); });
+  control_->set_snapshots(snapshot_directory_.get());
   return absl::OkStatus();
 }
 
-absl::Status Daemon::OpenSnapshots() {
+// And a pool for whatever touches files, on a disk or in memory.
+void Daemon::OpenSnapshots() {
   const std::string& directory = config_.snapshots().directory();
-  if (directory.empty()) return absl::OkStatus();
-  auto files = std::make_unique<snapshot::PosixFileSystem>(directory);
-  // That it can be read; whether it can be written shows each snapshot anew.
-  RETURN_IF_ERROR(files->List("").status());
-  snapshot_files_ = std::move(files);
-  LogInfo(absl::StrCat("keeping snapshots directory=", directory));
-  return absl::OkStatus();
-}
-
-// For whatever touches files, on a disk or in memory.
-void Daemon::StartIo() {
-  if (snapshot_files_ == nullptr && config_.replicas().every_steps() == 0) {
-    return;
-  }
+  if (directory.empty() && config_.replicas().every_steps() == 0) return;
   base::ThreadPool::Options io;
   io.num_threads = kIoThreads;
   io.name = "snapshot";
   io.niceness = kIoNiceness;
   io_ = std::make_unique<base::ThreadPool>(io, loop_.get());
+  if (directory.empty()) return;
+  snapshot_files_ = std::make_unique<snapshot::PosixFileSystem>(directory);
+  LogInfo(absl::StrCat("keeping snapshots directory=", directory));
+  snapshot_directory_ = std::make_unique<SnapshotDirectory>(
+      SnapshotDirectory::Parts{.files = snapshot_files_.get(),
+                               .io = io_.get(),
+                               .executor = loop_.get(),
+                               .log = LogInfo,
+                               .warn = LogWarn});
 }
 
 absl::Status Daemon::Listen() {
@@ -280,6 +277,10 @@ void Daemon::RefreshMetrics() {
   control_->RefreshMetrics();
   metrics_->gauge(metrics::Family::kKeeperConnected)
       ->Set(keeper_ == nullptr ? -1 : keeper_->is_connected());
+  metrics_->gauge(metrics::Family::kSnapshotDirectoryReadable)
+      ->Set(snapshot_directory_ == nullptr
+                ? -1
+                : snapshot_directory_->status().ok());
   loop_->PostAfter(kMetricsInterval, [this] { RefreshMetrics(); });
 }
 

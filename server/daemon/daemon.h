@@ -35,6 +35,7 @@
 #include "server/daemon/node.h"
 #include "server/daemon/rpc_metrics.h"
 #include "server/daemon/signals.h"
+#include "server/daemon/stored/snapshot_directory.h"
 #include "server/daemon/ucx_peer_plane.h"
 #include "server/daemon/worker_door.h"
 #include "server/device/host/host_device.h"
@@ -64,8 +65,7 @@ class Daemon {
  private:
   Daemon(const v1::Config& config, std::set<std::string> drops);
   absl::Status CreateCore();
-  absl::Status OpenSnapshots();
-  void StartIo();
+  void OpenSnapshots();
   absl::Status Listen();
   absl::Status TakeOver();
   // A keeper holds all: the next daemon goes on with the jobs.
@@ -87,7 +87,8 @@ class Daemon {
   std::unique_ptr<RpcMetrics> rpc_metrics_;
   std::unique_ptr<base::EventLoop> loop_;
   std::unique_ptr<device::HostDevice> device_;
-  std::unique_ptr<snapshot::FileSystem> snapshot_files_;  // null: none
+  std::unique_ptr<snapshot::FileSystem> snapshot_files_;   // null: none
+  std::unique_ptr<SnapshotDirectory> snapshot_directory_;  // likewise
   membership::Rendezvous rendezvous_;    // of jobs whose node 0 is here
   std::unique_ptr<UcxPeerPlane> peers_;  // null: off
   std::unique_ptr<KeeperProcess> keeper_process_;  // null: none is started

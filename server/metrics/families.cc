@@ -281,6 +281,11 @@ const std::vector<FamilyInfo>& Table() {
                "changed them: what snapshots cost training.",
        .kind = Kind::kCounter,
        .is_per_job = true},
+      {.family = Family::kSnapshotDirectoryReadable,
+       .name = "ballast_snapshot_directory_readable",
+       .help = "1 if snapshots.directory can be read, 0 if it cannot: nothing "
+               "is saved or loaded; -1 if there is none.",
+       .kind = Kind::kGauge},
       {.family = Family::kReplicas,
        .name = "ballast_replicas_total",
        .help = "Replicas by outcome; skipped: due while another one, or a "

@@ -55,6 +55,7 @@ enum class Family {
   kSnapshotLastTimestamp,
   kSnapshotBytes,
   kSnapshotCopiedBytes,
+  kSnapshotDirectoryReadable,
   kReplicas,
   kReplicaLagSteps,
   kReplicaBytes,

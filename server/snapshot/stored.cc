@@ -11,6 +11,13 @@ namespace ballast::snapshot {
 absl::StatusOr<std::optional<Stored>> FindStored(
     FileSystem& files, const std::string& job, const std::string& load,
     const JobIdentity& identity, std::span<const layout::TensorSpec> tensors) {
+  // Of one that is not there, or not mounted, all would seem to be new.
+  if (const absl::Status root = files.List("").status(); !root.ok()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "snapshots.directory cannot be read, so that what is stored of job ",
+        base::Quoted(job), " is not known: ", std::string(root.message()),
+        "; mend that, or open it with resume=\"never\" to begin anew"));
+  }
   Stored stored;
   if (load.empty()) {
     ASSIGN_OR_RETURN(const std::optional<CatalogEntry> newest,

@@ -3,6 +3,7 @@
 #include "gtest/gtest.h"
 #include "server/base/status_matchers.h"
 #include "server/snapshot/files/memory_file_system.h"
+#include "server/snapshot/files/posix_file_system.h"
 #include "server/snapshot/files/snapshot_testing.h"
 
 namespace ballast::snapshot {
@@ -73,6 +74,14 @@ TEST(StoredTest, AnotherJobsIsNotGoneOnWith) {
               IsOk());
   ASSERT_THAT(files.Rename("copy", "job"), IsOk());
   EXPECT_THAT(FindStored(files, kJob, "", identity, Tensors()), IsOk());
+}
+
+// Where nothing can be read nothing is known, and no job begins anew.
+TEST(StoredTest, WhatCannotBeReadIsNotNothing) {
+  PosixFileSystem files("/nonexistent/ballast-stored-test");
+  EXPECT_THAT(FindStored(files, kJob, "", {}, Tensors()),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       "snapshots.directory cannot be read"));
 }
 
 }  // namespace

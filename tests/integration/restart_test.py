@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import unittest
@@ -221,6 +222,33 @@ class RestartTest(kept.KeptCase):
         lab.poll(lambda: keeper.memfds() == 0, "the keeper's memory is freed")
         daemon.start()
         self.assertEqual(daemon.control("status")["jobs"], [])
+
+    def test_a_directory_that_cannot_be_read_ends_no_job(self):
+        expected = self.undisturbed(150)
+        scratch = self.enterContext(tempfile.TemporaryDirectory())
+        store = os.path.join(scratch, "store")
+        os.mkdir(store)
+        daemon, _ = self.start_kept("snapshots.directory=" + store, http=True)
+        workers = self.start_job(daemon, 150, 0.05)
+        self.kill_in_step(daemon, workers)
+        os.rmdir(store)  # not mounted
+        daemon.start()
+        workers[0].expect("step 5")
+        self.assertIn("ballast_snapshot_directory_readable 0\n",
+                      daemon.metrics())
+        status = daemon.control("status")
+        self.assertIn("No such file", status["snapshots_error"])
+        self.assertIn("snapshots.directory cannot be read", daemon.log())
+        save = ["checkpoint", "save", "job", "mine"]
+        self.assertIsNone(daemon.control(*save))
+        with self.assertRaisesRegex(ballast.FailedPrecondition,
+                                    "snapshots.directory cannot be read"):
+            daemon.session(0, 1, job.initial(), job="new", resume="auto")
+        os.mkdir(store)
+        lab.poll(lambda: "readable 1\n" in daemon.metrics(), "it is read")
+        self.assertIsNotNone(daemon.control(*save))
+        self.assertIn("mine", os.listdir(store + "/job"))
+        self.assertEqual(self.digest_of(workers), expected, daemon.log())
 
     def test_both_dead_is_the_end(self):  # I23
         daemon, keeper = self.start_kept()
