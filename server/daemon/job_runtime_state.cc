@@ -85,20 +85,20 @@ void JobRuntime::MakeResume() {
 }
 
 void JobRuntime::AgreeOnState() {
-  resume_->Start(
-      peers_ != nullptr ? peers_->pulls() : nullptr,
-      parts_.job->has_initial_values(),
-      [this](absl::StatusOr<JobResume::Result> result) {
-        if (is_stopping_) return;
-        if (!result.ok()) return Fail(result.status());
-        if (snapshots_ != nullptr && peers_ != nullptr) {
-          snapshots_->SetPulls(peers_->pulls());
-        }
-        if (result->loaded.has_value()) {
-          return OnLoaded(*std::move(result->loaded), result->source);
-        }
-        Measure();
-      });
+  resume_->Start(peers_ != nullptr ? peers_->pulls() : nullptr,
+                 parts_.job->has_initial_values(),
+                 [this](absl::StatusOr<JobResume::Result> result) {
+                   if (is_stopping_) return;
+                   if (!result.ok()) return Fail(result.status());
+                   if (snapshots_ != nullptr && peers_ != nullptr) {
+                     snapshots_->SetPulls(peers_->pulls());
+                   }
+                   if (result->loaded.has_value()) {
+                     return OnLoaded(*std::move(result->loaded),
+                                     result->source);
+                   }
+                   Measure();
+                 });
 }
 
 absl::Status JobRuntime::Adopt() {
