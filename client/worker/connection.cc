@@ -16,7 +16,6 @@
 namespace ballast::worker {
 namespace {
 
-constexpr absl::Duration kLongestPause = absl::Seconds(2);
 constexpr absl::Duration kAnswerLimit = absl::Seconds(10);
 constexpr absl::Duration kSlice = absl::Milliseconds(100);
 constexpr size_t kMaxPathBytes = sizeof(sockaddr_un::sun_path) - 1;
@@ -69,9 +68,7 @@ absl::Status Connection::Renew(absl::Duration timeout,
 }
 
 absl::Status Backoff::Pause() {
-  absl::Duration rest =
-      std::min(pause_ * (0.5 + 0.5 * random_.Below(1024) / 1024), left());
-  pause_ = std::min(2 * pause_, kLongestPause);
+  absl::Duration rest = std::min(pauses_.Next(), left());
   while (rest > absl::ZeroDuration()) {
     if (interrupted_ && interrupted_()) {
       return absl::CancelledError("interrupted while looking for the daemon");

@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "client/worker/control_channel.h"
+#include "client/worker/pauses.h"
 #include "server/base/clock.h"
 #include "server/base/random.h"
 #include "server/ipc/handle_client.h"
@@ -64,8 +65,7 @@ auto CallAgain(Connection& connection, absl::Duration timeout,
 // absolute path of a socket (107 bytes at most).
 absl::StatusOr<std::string> SocketPath(std::string_view address);
 
-// Growing pauses until a deadline: jittered, so that workers do not come in
-// step, doubling from 50 ms to 2 s.
+// Pauses (pauses.h) until a deadline.
 class Backoff {
  public:
   Backoff(absl::Duration timeout, Interrupted interrupted)
@@ -81,7 +81,7 @@ class Backoff {
   base::SystemRandom random_;
   const absl::Time deadline_;
   const Interrupted interrupted_;
-  absl::Duration pause_ = absl::Milliseconds(50);
+  Pauses pauses_{&random_};
 };
 
 // Whether the daemon refused for a moment only and says so.

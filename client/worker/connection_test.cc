@@ -1,8 +1,11 @@
 #include "client/worker/connection.h"
 
+#include <unistd.h>
+
 #include <cstdlib>
 #include <string>
 
+#include "client/worker/fake_daemon.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/base/status_matchers.h"
@@ -39,6 +42,27 @@ TEST(ConnectTest, SaysWhatItTried) {  // I23
                                    "no daemon at " + address + ": tried "));
   EXPECT_THAT(connection,
               StatusIs(absl::StatusCode::kUnavailable, "BALLAST_ADDRESS"));
+}
+
+// The next daemon may have another socket behind the same name (I23): what the
+// address leads to is asked anew at each try.
+TEST(ConnectTest, ResolvesThePathAtEachTry) {
+  FakeDaemon daemon(FakeDaemon::DefaultScript());
+  const std::string link = ::testing::TempDir() + "/moved.sock";
+  unlink(link.c_str());
+  ASSERT_EQ(symlink("/nonexistent/old.sock", link.c_str()), 0);
+  int pauses = 0;
+  const auto connection = Connect(link, "", absl::Seconds(20), [&] {
+    if (++pauses == 2) {
+      EXPECT_EQ(unlink(link.c_str()), 0);
+      EXPECT_EQ(symlink(SocketPath(daemon.address())->c_str(), link.c_str()),
+                0);
+    }
+    return false;
+  });
+  EXPECT_THAT(connection.status(), IsOk());
+  EXPECT_GE(pauses, 2);
+  unlink(link.c_str());
 }
 
 TEST(ConnectTest, CanBeInterrupted) {
