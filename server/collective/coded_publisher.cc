@@ -66,6 +66,7 @@ absl::Status CodedPublisher::MakeBatch(size_t batch) {
     const int i = owner.value();
     return slices_[i].BytesOf(cut_[i][batch], bytes_[i]).size();
   };
+  parts.spec.turn = context_->WindowOf(bucket_.id);
   context_->Gather(bytes_of, &parts.spec);
   for (const layout::Shard& shard : bucket_.shards) {
     const int peer = shard.owner.value();

@@ -46,8 +46,7 @@ class HierarchicalCollective final : public Collective,
  public:
   HierarchicalCollective(const Parts& parts, Generation generation)
       : context_(parts, generation, this),
-        num_windows_(std::clamp<int>(parts.layout->buckets().size(), 1,
-                                     parts.buckets_in_flight)),
+        num_windows_(context_.num_windows()),
         reduce_order_(parts.layout->buckets().size(), num_windows_),
         publish_order_(parts.layout->buckets().size(), num_windows_),
         broadcast_(&context_),

@@ -7,8 +7,10 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "gtest/gtest.h"
 #include "kernels/exact_sum.h"
@@ -160,6 +162,50 @@ TEST(RoutesControlTest, AnotherSeedOfRoundingGivesOtherBits) {
   std::string other = policy;
   other.replace(other.find("seed=3"), 6, "seed=4");
   EXPECT_FALSE(SameBits(with(policy), with(other)));
+}
+
+// Calls all turns the first.
+class OneTurn final : public transport::Transport {
+ public:
+  explicit OneTurn(std::unique_ptr<transport::Transport> inner)
+      : inner_(std::move(inner)) {}
+  const transport::Capabilities& capabilities() const override {
+    return inner_->capabilities();
+  }
+  NodeRank self() const override { return inner_->self(); }
+  absl::StatusOr<std::unique_ptr<transport::Exchange>> Prepare(
+      const transport::ExchangeSpec& spec,
+      transport::ExchangeObserver* observer) override {
+    transport::ExchangeSpec same = spec;
+    if (same.turn.has_value()) same.turn = 0;
+    return inner_->Prepare(same, observer);
+  }
+
+ private:
+  const std::unique_ptr<transport::Transport> inner_;
+};
+
+// Another control: buckets of other windows do not take turns, and what they
+// would share is spoilt.
+TEST(RoutesControlTest, OneTurnForAllWindowsGivesOtherBits) {
+  const Shape shape{4, 2};
+  for (const std::string policy : {"exact", "zeropp"}) {
+    const Outcome direct = TwoSteps(OptionsOf(shape, policy, {}, 1));
+    int num_spoilt = 0;
+    for (uint64_t seed = 1; seed <= 5; ++seed) {
+      RigOptions options = OptionsOf(
+          shape, policy,
+          {.gather = Algorithm::kBruck, .reduce = Algorithm::kBruck}, seed);
+      EXPECT_TRUE(SameBits(TwoSteps(options), direct));
+      options.wrap_transport = [wrap = options.wrap_transport](
+                                   NodeRank node, transport::Transport* inner)
+          -> std::unique_ptr<transport::Transport> {
+        return std::make_unique<OneTurn>(wrap(node, inner));
+      };
+      num_spoilt += !SameBits(TwoSteps(options), direct);
+    }
+    EXPECT_GT(num_spoilt, 0) << policy;
+  }
 }
 
 // Sums at distances 2^k in any other order are not the canonical tree's: what

@@ -123,6 +123,12 @@ struct Context {
 
   const layout::Topology& topology() const { return parts.layout->topology(); }
   bool has_peers() const { return topology().num_nodes > 1; }
+  // Buckets between nodes take turns in so many windows.
+  int num_windows() const {
+    return std::clamp<int>(static_cast<int>(parts.layout->buckets().size()), 1,
+                           parts.buckets_in_flight);
+  }
+  int WindowOf(BucketId bucket) const { return bucket.value() % num_windows(); }
   int num_owners() const { return topology().num_owners(); }
   int num_groups() const { return topology().num_groups(); }
   bool has_groups() const { return num_groups() > 1; }
@@ -263,6 +269,9 @@ struct Context {
     spec.generation = generation;
     spec.phase = PhaseOnWire(phase, batch);
     spec.bucket = bucket;
+    if (phase == kReducePhase || phase == kGroupsPhase) {
+      spec.turn = WindowOf(bucket);
+    }
     return spec;
   }
   // Says what the parts of all nodes of the partition group are together. By

@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -77,6 +78,9 @@ struct ExchangeSpec {
   // Not of kParts: who takes part, this node among them, the same list on all
   // of them; empty: all nodes of the job.
   std::vector<NodeRank> nodes = {};
+  // Exchanges of one job, generation and phase that have the same turn are
+  // never posted at the same time, so that they may share memory.
+  std::optional<int> turn = std::nullopt;
 };
 
 // Payload: the parts' bytes. Wire: with headers and repetitions. Of one

@@ -12,8 +12,9 @@ namespace ballast::transport {
 // Where every block lies on this node, as far as the rounds have brought it.
 class RoutedExchange::Planner {
  public:
-  Planner(const ExchangeSpec& spec, NodeRank self, RoutedExchange* exchange)
-      : spec_(spec), self_(self), exchange_(*exchange) {
+  Planner(const ExchangeSpec& spec, NodeRank self, TurnMemory* memory,
+          RoutedExchange* exchange)
+      : spec_(spec), self_(self), memory_(*memory), exchange_(*exchange) {
     for (const SendPart& part : spec_.sends) {
       here_[KeyOf(SentTo(part.to))] = part.bytes;
     }
@@ -78,7 +79,7 @@ class RoutedExchange::Planner {
   }
 
   std::span<std::byte> Take(uint64_t bytes) {
-    exchange_.memory_.push_back(std::make_unique<std::byte[]>(bytes));
+    exchange_.memory_.push_back(memory_.Take(exchange_.memory_.size(), bytes));
     return {exchange_.memory_.back().get(), bytes};
   }
 
@@ -141,6 +142,7 @@ class RoutedExchange::Planner {
 
   const ExchangeSpec& spec_;
   const NodeRank self_;
+  TurnMemory& memory_;
   RoutedExchange& exchange_;
   absl::flat_hash_map<uint64_t, std::span<const std::byte>> here_;
   absl::flat_hash_map<int, std::span<std::byte>> final_;  // by origin
@@ -148,9 +150,9 @@ class RoutedExchange::Planner {
 
 absl::StatusOr<std::unique_ptr<RoutedExchange>> RoutedExchange::Create(
     Transport* transport, const std::vector<Round>& rounds,
-    const ExchangeSpec& spec, ExchangeObserver* observer) {
+    const ExchangeSpec& spec, TurnMemory* memory, ExchangeObserver* observer) {
   auto exchange = std::unique_ptr<RoutedExchange>(new RoutedExchange(observer));
-  Planner planner(spec, transport->self(), exchange.get());
+  Planner planner(spec, transport->self(), memory, exchange.get());
   const auto phase_of = [&](size_t round) {
     return spec.phase | static_cast<uint32_t>(round) << kRoundShift;
   };

@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "server/base/ids.h"
 #include "server/transport/routed/routes.h"
+#include "server/transport/routed/turn_memory.h"
 #include "server/transport/transport.h"
 
 namespace ballast::transport {
@@ -21,10 +22,11 @@ namespace ballast::transport {
 class RoutedExchange final : public Exchange, private ExchangeObserver {
  public:
   // `spec` has a pattern, and phases with (round << kRoundShift) added are
-  // free. Borrows transport and observer.
+  // free. Borrows transport and observer; `memory` is of those that take turns
+  // with it, and not needed afterwards.
   static absl::StatusOr<std::unique_ptr<RoutedExchange>> Create(
       Transport* transport, const std::vector<Round>& rounds,
-      const ExchangeSpec& spec, ExchangeObserver* observer);
+      const ExchangeSpec& spec, TurnMemory* memory, ExchangeObserver* observer);
 
   absl::Status Post(Step step) override;
   void Cancel() override;
@@ -50,7 +52,7 @@ class RoutedExchange final : public Exchange, private ExchangeObserver {
                       const absl::Status& status) override;
 
   ExchangeObserver* const observer_;
-  std::vector<std::unique_ptr<std::byte[]>> memory_;
+  std::vector<TurnMemory::Block> memory_;
   std::vector<Stage> stages_;  // at least one
   size_t next_ = 0;            // the stage that is posted
   Step step_;

@@ -55,9 +55,26 @@ absl::StatusOr<std::unique_ptr<Exchange>> RoutedTransport::Prepare(
   std::vector<Round> rounds =
       RoutesOf(algorithm, spec.pattern, place.count, NodeRank(place.self));
   if (!spec.nodes.empty()) Rename(spec.nodes, &rounds);
+  TurnMemory own;
   ASSIGN_OR_RETURN(std::unique_ptr<Exchange> exchange,
-                   RoutedExchange::Create(inner_, rounds, spec, observer));
+                   RoutedExchange::Create(inner_, rounds, spec,
+                                          MemoryOf(spec, &own), observer));
   return exchange;
+}
+
+// What a generation had, it keeps as long as its exchanges are there.
+TurnMemory* RoutedTransport::MemoryOf(const ExchangeSpec& spec,
+                                      TurnMemory* own) {
+  if (!spec.turn.has_value()) return own;
+  if (spec.generation != generation_) turns_.clear();
+  generation_ = spec.generation;
+  return &turns_[{spec.phase, *spec.turn}];
+}
+
+uint64_t RoutedTransport::shared_bytes() const {
+  uint64_t sum = 0;
+  for (const auto& [turn, memory] : turns_) sum += memory.bytes();
+  return sum;
 }
 
 absl::StatusOr<RoutedTransport::Place> RoutedTransport::PlaceIn(

@@ -7,8 +7,9 @@
 //   routed.Prepare(spec, observer);    // spec.pattern == Pattern::kGather
 //
 // Blocks that a node only hands on, and messages of several blocks, take
-// memory of the exchange's own; a message of one block goes from and to the
-// parts' memory. Packing runs on the control thread: algorithms that pack are
+// memory of their own, which exchanges that take turns share
+// (ExchangeSpec::turn); a message of one block goes from and to the parts'
+// memory. Packing runs on the control thread: algorithms that pack are
 // for small parts (cost_model.h).
 //
 // Unlike a single exchange, one that takes several rounds can only be posted
@@ -26,11 +27,14 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "server/base/ids.h"
 #include "server/transport/routed/routes.h"
+#include "server/transport/routed/turn_memory.h"
 #include "server/transport/transport.h"
 
 namespace ballast::transport {
@@ -59,8 +63,11 @@ class RoutedTransport final : public Transport {
   const Counts& counts(Pattern pattern) const {
     return pattern == Pattern::kGather ? gathers_ : deliveries_;
   }
+  // That exchanges of this generation share.
+  uint64_t shared_bytes() const;
 
  private:
+  TurnMemory* MemoryOf(const ExchangeSpec& spec, TurnMemory* own);
   struct Place {
     int self = 0;  // among `count` nodes
     int count = 0;
@@ -72,6 +79,8 @@ class RoutedTransport final : public Transport {
   const Choice choice_;
   Counts gathers_{};
   Counts deliveries_{};
+  Generation generation_;  // of the exchanges below
+  std::map<std::pair<uint32_t, int>, TurnMemory> turns_;  // by phase and turn
 };
 
 }  // namespace ballast::transport

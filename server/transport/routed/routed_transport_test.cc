@@ -3,6 +3,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -82,7 +83,8 @@ std::byte ByteOf(int from, int to, int64_t step, size_t i) {
 class Everyone {
  public:
   Everyone(RoutedCluster* cluster, int num_nodes, Pattern pattern,
-           int first = 0, int step = 1)
+           int first = 0, int step = 1, BucketId bucket = {},
+           std::optional<int> turn = {}, Generation generation = Generation(1))
       : num_nodes_(num_nodes), pattern_(pattern), sides_(num_nodes) {
     const auto rank_of = [=](int index) {
       return NodeRank(first + index * step);
@@ -90,8 +92,10 @@ class Everyone {
     for (int self = 0; self < num_nodes; ++self) {
       Side& side = sides_[self];
       ExchangeSpec spec;
-      spec.generation = Generation(1);
+      spec.generation = generation;
       spec.phase = 3;
+      spec.bucket = bucket;
+      spec.turn = turn;
       spec.pattern = pattern;
       spec.part_bytes = [=](NodeRank from, NodeRank to) {
         return SizeOf(pattern, (from.value() - first) / step,
@@ -349,6 +353,69 @@ INSTANTIATE_TEST_SUITE_P(
              (std::get<1>(info.param) == Pattern::kGather ? "Gather"
                                                           : "Deliver");
     });
+
+// Exchanges of several buckets that take turns: their memory is that of the
+// longest messages; without turns each has its own, and nothing is shared.
+TEST(RoutedTransportTest, ExchangesThatTakeTurnsShareTheirMemory) {
+  for (const Pattern pattern : {Pattern::kGather, Pattern::kDeliver}) {
+    RoutedCluster cluster(5, Algorithm::kBruck, {});
+    const auto bytes = [&] { return cluster.node(0)->shared_bytes(); };
+    std::vector<std::unique_ptr<Everyone>> all;
+    const auto add = [&](int bucket, std::optional<int> turn) {
+      all.push_back(std::make_unique<Everyone>(&cluster, 5, pattern, 0, 1,
+                                               BucketId(bucket), turn));
+    };
+    add(0, std::nullopt);
+    EXPECT_EQ(bytes(), 0);
+    add(1, 0);
+    const uint64_t of_one = bytes();
+    EXPECT_GT(of_one, 0);
+    for (int bucket = 2; bucket < 9; ++bucket) add(bucket, 0);
+    EXPECT_EQ(bytes(), of_one);
+    add(9, 1);
+    EXPECT_EQ(bytes(), 2 * of_one);
+    for (int64_t step = 1; step <= 2; ++step) {
+      for (const auto& everyone : all) {
+        everyone->Post(step);
+        cluster.Settle();
+        everyone->ExpectDelivered(step);
+      }
+    }
+    // Of two turns and of none at the same time.
+    for (const size_t i : {0, 3, 9}) all[i]->Post(3);
+    cluster.Settle();
+    for (const size_t i : {0, 3, 9}) all[i]->ExpectDelivered(3);
+  }
+}
+
+// The control: what takes turns and does not spoils what it shares.
+TEST(RoutedTransportTest, TurnsThatAreNotTakenAreSeen) {
+  RoutedCluster cluster(5, Algorithm::kBruck, {});
+  Everyone one(&cluster, 5, Pattern::kDeliver, 0, 1, BucketId(0), 0);
+  Everyone other(&cluster, 5, Pattern::kDeliver, 0, 1, BucketId(1), 0);
+  one.Post(1);
+  other.Post(2);
+  cluster.Settle();
+  bool has_all = true;
+  for (int node = 0; node < 5; ++node) {
+    has_all = has_all && one.HasAll(node, 1) && other.HasAll(node, 2);
+  }
+  EXPECT_FALSE(has_all);
+}
+
+TEST(RoutedTransportTest, AnotherGenerationSharesNothingWithTheLast) {
+  RoutedCluster cluster(5, Algorithm::kBruck, {});
+  Everyone last(&cluster, 5, Pattern::kDeliver, 0, 1, BucketId(0), 0);
+  const uint64_t bytes = cluster.node(0)->shared_bytes();
+  Everyone next(&cluster, 5, Pattern::kDeliver, 0, 1, BucketId(0), 0,
+                Generation(2));
+  EXPECT_EQ(cluster.node(0)->shared_bytes(), bytes);
+  last.Post(1);
+  next.Post(2);
+  cluster.Settle();
+  last.ExpectDelivered(1);
+  next.ExpectDelivered(2);
+}
 
 TEST(RoutedTransportTest, APhaseMustLeaveRoomForTheRounds) {
   RoutedCluster cluster(4, Algorithm::kBruck, LinkFaults());
