@@ -20,7 +20,7 @@ class BucketOperation {
   virtual void AddErrors(PathErrors* sum) const = 0;
 
   // Of what this node's gradients left over in the last step; 0 without error
-  // feedback.
+  // feedback, NaN before the first one.
   virtual double residual_norm2() const = 0;
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <utility>
 
 #include "kernels/canonical_tree.h"
@@ -58,7 +59,8 @@ CodedReducer::CodedReducer(Context* context, BucketId bucket,
     contributions_.push_back(is_group_of_one() ? nullptr
                                                : take(slices_.back().bytes));
     errors_.emplace_back();
-    residual_norms2_.emplace_back(slices_.back().chunks.size());
+    residual_norms2_.emplace_back(slices_.back().chunks.size(),
+                                  std::numeric_limits<double>::quiet_NaN());
     for (const CodedChunk& chunk : slices_.back().chunks) {
       errors_.back().emplace_back(chunk.runs.size());
     }

@@ -194,11 +194,16 @@ class HierarchicalCollective final : public Collective,
   void OnCommitted(int64_t optimizer_step) override {
     context_.parts.optimizer_step = optimizer_step;
   }
-  double ResidualNorm() const override {
+  std::optional<double> ResidualNorm() const override {
+    if (!codes(layout::Path::kGradients) ||
+        !context_.parts.plan->feeds_back()) {
+      return std::nullopt;
+    }
     double norm2 = 0;
     for (const auto& reducer : reducers_) {
       if (reducer != nullptr) norm2 += reducer->residual_norm2();
     }
+    if (!std::isfinite(norm2)) return std::nullopt;
     return std::sqrt(norm2);
   }
 

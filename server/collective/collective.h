@@ -25,6 +25,7 @@
 #define SERVER_COLLECTIVE_COLLECTIVE_H_
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -113,8 +114,10 @@ class Collective {
   // what its gradients left over counts if there is one more, and is dropped
   // otherwise. Nothing is being reduced.
   virtual void OnCommitted(int64_t optimizer_step) = 0;
-  // L2, of what this node's gradients of the last step left over.
-  virtual double ResidualNorm() const = 0;
+  // L2, of what this node's gradients of the last step left over, by the codecs
+  // that were in force then. Nothing without error feedback, where this
+  // collective encoded none of them, and if it is not finite.
+  virtual std::optional<double> ResidualNorm() const = 0;
 
   // Tensors whose codec is wider than the policy's.
   virtual int num_wider(layout::Path path) const = 0;

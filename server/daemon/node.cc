@@ -102,7 +102,7 @@ void FillQuality(const layout::Layout& layout, const JobRuntime& runtime,
     quality->set_clipped_share(report.clipped_share());
     quality->set_sampled(report.sampled());
     if (path == layout::Path::kGradients) {
-      quality->set_residual_norm(runtime.engine().residual_norm());
+      quality->set_residual_norm(runtime.engine().residual_norm().value_or(0));
     }
     FillWider(layout, runtime.plan(), path, quality);
     for (const v1::TensorError& error : report.worst()) {

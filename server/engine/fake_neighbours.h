@@ -5,6 +5,7 @@
 
 #include <array>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -126,12 +127,13 @@ class FakeCollective final : public collective::Collective {
                                    " for ", change.tensor.value()));
       ++wider[static_cast<size_t>(change.path)];
     }
+    if (forgets_residual && !changes.empty()) residual_norm.reset();
     return revise_status;
   }
   void OnCommitted(int64_t optimizer_step) override {
     optimizer_steps.push_back(optimizer_step);
   }
-  double ResidualNorm() const override { return residual_norm; }
+  std::optional<double> ResidualNorm() const override { return residual_norm; }
   int num_wider(layout::Path path) const override {
     return wider[static_cast<size_t>(path)];
   }
@@ -139,7 +141,8 @@ class FakeCollective final : public collective::Collective {
   collective::ByteCounts bytes;
   collective::ExchangeTimes exchange_times;
   absl::Status revise_status;
-  double residual_norm = 0;
+  std::optional<double> residual_norm;
+  bool forgets_residual = false;  // in Revise
   std::vector<int64_t> optimizer_steps;
   std::array<int, layout::kNumPaths> wider{};
   collective::PublishedState state;

@@ -17,6 +17,7 @@
 #include "server/engine/group_values.h"
 #include "server/engine/step_clock.h"
 #include "server/engine/step_metrics.h"
+#include "server/engine/step_summary.h"
 
 namespace ballast::engine {
 namespace {
@@ -28,11 +29,6 @@ enum class BucketStage {
   kUpdating,
   kPublishing,
 };
-
-const v1::ErrorReport& ReportOf(const v1::Commit& commit, layout::Path path) {
-  return path == layout::Path::kGradients ? commit.gradient_errors()
-                                          : commit.weight_errors();
-}
 
 // The step that the workers compute, up to its commit.
 struct OpenStep {
@@ -251,7 +247,9 @@ class JobEngineImpl final : public JobEngine {
   }
 
   double exact_ratio() const override { return estimate_.ratio(); }
-  double residual_norm() const override { return residual_norm_; }
+  std::optional<double> residual_norm() const override {
+    return residual_norm_;
+  }
 
   std::string WaitingFor(absl::Time now) const override {
     if (!IsOpen() || committed_.has_value() || open_->has_voted) return "";
@@ -320,19 +318,17 @@ class JobEngineImpl final : public JobEngine {
   void Apply(const v1::Commit& commit, const Orders& orders, bool is_loaded) {
     // Carried out before, and maybe told: what was told stays.
     const bool is_repeat = open_->step <= last_summary_.step;
-    StepSummary summary = is_repeat ? last_summary_ : Summarize(commit);
+    StepSummary summary =
+        is_repeat ? last_summary_ : SummaryOf(commit, open_->generation);
     if (!is_repeat) {
-      summary.fallbacks = collective_->num_wider(layout::Path::kGradients);
+      TakeResidualNorm(commit, &summary);
+      TakeWider(layout::Path::kGradients, &summary);
     }
     // All buckets are reduced here, and those of the step before published:
     // nothing is on its way.
     const absl::Status revised = collective_->Revise(orders.codec_changes);
     if (!revised.ok()) return Fail(revised);
-    if (!is_repeat) {
-      summary.fallbacks += collective_->num_wider(layout::Path::kWeights);
-    }
-    residual_norm_ = collective_->ResidualNorm();
-    metrics_.OnResidualNorm(residual_norm_);
+    if (!is_repeat) TakeWider(layout::Path::kWeights, &summary);
     collective_->OnCommitted(commit.optimizer_step());
     if (counted_step_ < open_->step) {
       metrics_.OnCodecChanges(commit, *collective_);
@@ -442,24 +438,18 @@ class JobEngineImpl final : public JobEngine {
     return vote;
   }
 
-  StepSummary Summarize(const v1::Commit& commit) const {
-    StepSummary summary;
-    summary.generation = open_->generation;
-    summary.step = open_->step;
-    summary.loaded = commit.load() != 0;
-    summary.skipped = commit.skipped() && !summary.loaded;
-    summary.weight_version = WeightVersion(commit.step());
-    summary.optimizer_step = commit.optimizer_step();
-    summary.grad_norm = commit.grad_norm();
-    summary.clip_factor = commit.clip_factor();
-    summary.lr = commit.groups_size() > 0 ? commit.groups(0).lr() : 0;
-    for (const layout::Path path : layout::kPaths) {
-      const v1::ErrorReport& report = ReportOf(commit, path);
-      summary.quality[static_cast<size_t>(path)] = {
-          .relative_error = report.relative_error(),
-          .clipped_share = report.clipped_share()};
-    }
-    return summary;
+  // Before codecs change: of those that this step crossed by.
+  void TakeResidualNorm(const v1::Commit& commit, StepSummary* summary) {
+    if (commit.skipped()) return;  // it stays as it was
+    residual_norm_ = collective_->ResidualNorm();
+    summary->quality[static_cast<size_t>(layout::Path::kGradients)]
+        .residual_norm = residual_norm_;
+    if (residual_norm_.has_value()) metrics_.OnResidualNorm(*residual_norm_);
+  }
+  void TakeWider(layout::Path path, StepSummary* summary) const {
+    const int wider = collective_->num_wider(path);
+    summary->quality[static_cast<size_t>(path)].num_wider = wider;
+    summary->fallbacks += wider;
   }
 
   absl::Status Record(const v1::Commit& commit) {
@@ -638,7 +628,7 @@ class JobEngineImpl final : public JobEngine {
   uint64_t carried_heals_ = 0;
   collective::ExchangeTimes times_taken_;
   ExactEstimate estimate_;
-  double residual_norm_ = 0;
+  std::optional<double> residual_norm_;
   WeightVersion published_version_;
   Counts counts_;
   StepSummary last_summary_;

@@ -20,6 +20,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -134,8 +135,8 @@ class JobEngine : public optimizer::UpdateObserver,
   virtual const StepSummary& last_summary() const = 0;
   // exact_estimate.h; 0 while it is not known.
   virtual double exact_ratio() const = 0;
-  // Collective::ResidualNorm, of the last commit.
-  virtual double residual_norm() const = 0;
+  // Collective::ResidualNorm, of the last step that was not skipped.
+  virtual std::optional<double> residual_norm() const = 0;
   // Of the last step that was not skipped, over all nodes.
   virtual const v1::ErrorReport& last_errors(layout::Path path) const = 0;
   // What LoadPort::StartLoad began has ended well.

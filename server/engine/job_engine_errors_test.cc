@@ -1,4 +1,6 @@
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -45,6 +47,7 @@ TEST_F(JobEngineTest, TheErrorsOfACommitAreThoseOfTheWholeJob) {  // I21, I25
   v1::Commit commit = CommitOf(1);
   commit.mutable_gradient_errors()->set_relative_error(0.02);
   commit.mutable_gradient_errors()->set_clipped_share(0.5);
+  commit.mutable_gradient_errors()->set_sampled(64);
   commit.mutable_weight_errors()->set_relative_error(0.01);
   engine_->OnCommit(commit);
   Updated(0);
@@ -52,6 +55,8 @@ TEST_F(JobEngineTest, TheErrorsOfACommitAreThoseOfTheWholeJob) {  // I21, I25
   const auto& quality = engine_->last_summary().quality;
   EXPECT_EQ(quality[0].relative_error, 0.02);
   EXPECT_EQ(quality[0].clipped_share, 0.5);
+  EXPECT_EQ(quality[0].sampled, 64);
+  EXPECT_EQ(quality[1].sampled, 0);
   EXPECT_EQ(quality[1].relative_error, 0.01);
   // A skipped step measures nothing: what was known stays.
   Compute();
@@ -80,6 +85,8 @@ TEST_F(JobEngineTest, ACommitChangesCodecsBeforeAnythingElse) {  // I21
   Updated(0);
   Published(0);
   EXPECT_EQ(engine_->last_summary().fallbacks, 3);
+  EXPECT_EQ(engine_->last_summary().quality[0].num_wider, 2);
+  EXPECT_EQ(engine_->last_summary().quality[1].num_wider, 1);
   // Gradients cross by other codecs from the next step on only.
   collective_.wider = {0, 1};
   Compute();
@@ -91,6 +98,8 @@ TEST_F(JobEngineTest, ACommitChangesCodecsBeforeAnythingElse) {  // I21
   Updated(0);
   Published(0);
   EXPECT_EQ(engine_->last_summary().fallbacks, 1);
+  EXPECT_EQ(engine_->last_summary().quality[0].num_wider, 0);
+  EXPECT_EQ(engine_->last_summary().quality[1].num_wider, 1);
 }
 
 TEST_F(JobEngineTest, SaysWhetherExactWouldBeFaster) {  // I24
@@ -118,11 +127,42 @@ TEST_F(JobEngineTest, SaysWhetherExactWouldBeFaster) {  // I24
 TEST_F(JobEngineTest, TheResidualIsThatOfTheLastCommit) {  // I12, I21
   Make(1);
   Compute();
+  const auto told = [&] {
+    return engine_->last_summary()
+        .quality[static_cast<size_t>(layout::Path::kGradients)]
+        .residual_norm;
+  };
   collective_.residual_norm = 0.25;
-  EXPECT_EQ(engine_->residual_norm(), 0);
+  EXPECT_EQ(engine_->residual_norm(), std::nullopt);
   CarryOut(1);
+  EXPECT_EQ(told(), 0.25);
   collective_.residual_norm = 0.5;
   EXPECT_EQ(engine_->residual_norm(), 0.25);
+  // What a skipped step would have left is dropped with it.
+  Compute();
+  engine_->OnCommit(CommitOf(2, /*skipped=*/true));
+  EXPECT_EQ(engine_->residual_norm(), 0.25);
+  EXPECT_EQ(told(), std::nullopt);
+  // The control: the next one counts.
+  Compute();
+  CarryOut(3);
+  EXPECT_EQ(engine_->residual_norm(), 0.5);
+  EXPECT_EQ(told(), 0.5);
+}
+
+// A change makes the bucket's operation anew, which has encoded nothing yet.
+TEST_F(JobEngineTest, TheResidualIsThatOfTheCodecsThatLeftIt) {  // I21
+  Make(1);
+  Compute();
+  v1::Commit commit = CommitOf(1);
+  v1::CodecChange* const change = commit.add_codec_changes();
+  change->set_tensor(1);
+  change->set_to(0);
+  collective_.residual_norm = 0.25;
+  collective_.forgets_residual = true;
+  engine_->OnCommit(commit);
+  EXPECT_EQ(engine_->residual_norm(), 0.25);
+  EXPECT_EQ(collective_.residual_norm, std::nullopt);  // it was revised
 }
 
 TEST_F(JobEngineTest, ACommitSaysHowManyUpdatesAreApplied) {  // I12

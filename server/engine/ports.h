@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string_view>
 
 #include "absl/status/status.h"
@@ -21,8 +22,12 @@ inline constexpr int kNumStages = 6;
 
 // Of what all nodes sent of a path, sampled (v1::ErrorReport).
 struct PathQuality {
+  uint64_t sampled = 0;  // elements; 0: nothing was measured
   double relative_error = 0;
   double clipped_share = 0;
+  // Of gradients, of this node's: Collective::ResidualNorm.
+  std::optional<double> residual_norm = std::nullopt;
+  int num_wider = 0;  // tensors that crossed by a wider codec
 };
 
 // proto::StepRecord without its words.
