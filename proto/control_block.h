@@ -159,6 +159,32 @@ struct StepRecord {
   double stage_seconds[6];  // collect, reduce, vote, update, publish, wait
 };
 
+// What crosses between nodes, as layout::Path: gradients, weights.
+inline constexpr int kNumQualityPaths = 2;
+
+// Of what all nodes sent of a path, as the step's votes had it: of this step's
+// gradients (both hops, with partition groups), of the weights that they were
+// computed from.
+struct PathQuality {
+  uint64_t sampled;       // elements; 0: not measured in this step
+  double relative_error;  // L2; NaN if nothing was measured
+  double clipped_share;   // of `sampled`; NaN if nothing was measured
+  // L2, of what encoding took from this node's gradients and adds to those of
+  // the next step. NaN without error feedback, of a skipped step, and where a
+  // former daemon encoded them.
+  double residual_norm;
+  uint32_t num_wider;  // tensors whose codec is wider than the policy's
+  uint32_t reserved;
+};
+
+// Belongs to the record of the same word and is read between two looks at that
+// one's; another word: of this step none is known (as with a daemon that has
+// no such part: it lies where version 6 began with zeros).
+struct StepQuality {
+  Word word;
+  PathQuality paths[kNumQualityPaths];
+};
+
 struct DaemonArea {
   std::atomic<uint32_t> wake;     // futex word
   std::atomic<uint32_t> failure;  // see `failure_*`; odd while being written
@@ -182,6 +208,7 @@ struct DaemonArea {
   uint32_t rank0_cursor_bytes;
   // 1: the worker's Close is recorded, whether or not its reply arrives.
   std::atomic<uint32_t> closed;
+  StepQuality qualities[2];  // by step & 1, as the records
 };
 static_assert(sizeof(DaemonArea) <= kPageSize);
 

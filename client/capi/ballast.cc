@@ -40,7 +40,7 @@ static_assert(sizeof(ballast_group) ==
 static_assert(sizeof(ballast_error) == 16 + BALLAST_MESSAGE_BYTES);
 static_assert(sizeof(ballast_tensor) == 48);
 static_assert(sizeof(ballast_info) == 56);
-static_assert(sizeof(ballast_step_result) == 152);
+static_assert(sizeof(ballast_step_result) == 232);
 
 int Report(const absl::Status& status, ballast_error* error) {
   if (error != nullptr) {
@@ -135,6 +135,15 @@ absl::Status AddTensors(const ballast_tensor* tensors, size_t num_tensors,
   return absl::OkStatus();
 }
 
+ballast_path_quality ToQuality(const ballast::worker::PathQuality& from) {
+  return {.sampled = from.sampled,
+          .relative_error = from.relative_error,
+          .clipped_share = from.clipped_share,
+          .residual_norm = from.residual_norm,
+          .num_wider = from.num_wider,
+          .reserved = 0};
+}
+
 void Fill(const ballast::worker::StepResult& from, ballast_step_result* to) {
   to->step = from.step;
   to->weight_version = from.weight_version;
@@ -153,6 +162,8 @@ void Fill(const ballast::worker::StepResult& from, ballast_step_result* to) {
   to->seconds = from.seconds;
   std::copy(std::begin(from.stage_seconds), std::end(from.stage_seconds),
             to->stage_seconds);
+  to->gradients = ToQuality(from.gradients);
+  to->weights = ToQuality(from.weights);
 }
 
 absl::Status CopyOut(std::string_view from, void* buffer, size_t capacity,

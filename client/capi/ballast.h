@@ -49,7 +49,7 @@ extern "C" {
 #endif
 
 #define BALLAST_ABI_MAJOR 0
-#define BALLAST_ABI_MINOR 8
+#define BALLAST_ABI_MINOR 9
 /* Whether a caller that was compiled with this header may use a library of
  * this version. */
 #define BALLAST_ABI_FITS(version)                                    \
@@ -132,6 +132,19 @@ typedef struct ballast_info {
   int32_t reserved;
 } ballast_info;
 
+/* Of what all nodes sent of a path, sampled, by the names of the metrics and
+ * of `ballastctl job`. NaN: not measured in this step or not known, never 0. */
+typedef struct ballast_path_quality {
+  uint64_t sampled;      /* elements; 0: not measured in this step */
+  double relative_error; /* RMS */
+  double clipped_share;  /* of `sampled`, cut off by range clip16 */
+  /* L2, of what encoding took from this node's gradients and adds to those of
+   * the next step; only of gradients, with error feedback. */
+  double residual_norm;
+  uint32_t num_wider; /* tensors that crossed by a wider codec */
+  uint32_t reserved;
+} ballast_path_quality;
+
 typedef struct ballast_step_result {
   int64_t step;
   int64_t weight_version;
@@ -144,13 +157,16 @@ typedef struct ballast_step_result {
   double clip_factor;
   double lr; /* of group 0 */
   /* How far what all nodes sent is from what was meant (RMS, sampled): this
-   * step's gradients or the weights they were computed from, the worse. */
+   * step's gradients or the weights they were computed from, the worse; 0
+   * where neither was measured. */
   double relative_error;
   uint64_t wire_bytes_sent;
   uint64_t wire_bytes_received;
   uint64_t payload_bytes;
   double seconds;
   double stage_seconds[6]; /* collect, reduce, vote, update, publish, wait */
+  ballast_path_quality gradients; /* of this step */
+  ballast_path_quality weights;   /* that they were computed from */
 } ballast_step_result;
 
 /* Asked every 100 ms or so during blocking calls, on the calling thread; not

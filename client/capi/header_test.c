@@ -13,12 +13,13 @@
 /* Of the ABI version that the header names: a struct that changes gets
  * another version (ballast.h says when), here and in _library.py. */
 static int check_structs(void) {
-  CHECK(BALLAST_ABI_MAJOR == 0 && BALLAST_ABI_MINOR == 8);
+  CHECK(BALLAST_ABI_MAJOR == 0 && BALLAST_ABI_MINOR == 9);
   CHECK(sizeof(ballast_error) == 2064);
   CHECK(sizeof(ballast_tensor) == 48);
   CHECK(sizeof(ballast_group) == 88);
   CHECK(sizeof(ballast_info) == 56);
-  CHECK(sizeof(ballast_step_result) == 152);
+  CHECK(sizeof(ballast_path_quality) == 40);
+  CHECK(sizeof(ballast_step_result) == 232);
   return 0;
 }
 

@@ -53,6 +53,14 @@ static_assert(sizeof(PlainRecord) == kRecordBytes);
 static_assert(offsetof(PlainRecord, stage_seconds) ==
               offsetof(StepRecord, stage_seconds));
 
+PathQuality ToQuality(const proto::PathQuality& quality) {
+  return {.sampled = quality.sampled,
+          .relative_error = quality.relative_error,
+          .clipped_share = quality.clipped_share,
+          .residual_norm = quality.residual_norm,
+          .num_wider = quality.num_wider};
+}
+
 StepResult ToResult(const PlainRecord& record) {
   StepResult result;
   result.step = proto::StepOf(record.word);
@@ -137,9 +145,19 @@ std::optional<StepResult> ControlView::Record(uint64_t word) const {
   if (slot.word.load(std::memory_order_acquire) != word) return std::nullopt;
   PlainRecord record;
   CopyShared(&record, &slot, kRecordBytes);
+  // A daemon that writes none leaves another step's word, or 0.
+  const proto::StepQuality& told = daemon_->qualities[proto::StepOf(word) & 1];
+  const bool has_quality = told.word.load(std::memory_order_acquire) == word;
+  proto::PathQuality quality[proto::kNumQualityPaths];
+  CopyShared(quality, told.paths, sizeof(quality));
   if (slot.word.load(std::memory_order_relaxed) != word) return std::nullopt;
   record.word = word;
-  return ToResult(record);
+  StepResult result = ToResult(record);
+  if (has_quality) {
+    result.gradients = ToQuality(quality[0]);
+    result.weights = ToQuality(quality[1]);
+  }
+  return result;
 }
 
 bool ControlView::ReadRank0Cursor(uint64_t word, std::string* cursor) const {

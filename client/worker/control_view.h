@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <span>
 #include <string>
@@ -21,7 +22,21 @@
 
 namespace ballast::worker {
 
-// proto::StepRecord as plain values.
+// Of what all nodes sent of a path, sampled: the names of the metrics and of
+// `ballastctl job`. NaN: not measured in this step, or not known; never 0.
+struct PathQuality {
+  uint64_t sampled = 0;              // elements; 0: not measured in this step
+  double relative_error = kUnknown;  // RMS
+  double clipped_share = kUnknown;   // of `sampled`, cut off by range clip16
+  // L2, of what encoding took from this node's gradients and adds to those of
+  // the next step; only of gradients, with error feedback.
+  double residual_norm = kUnknown;
+  uint32_t num_wider = 0;  // tensors that crossed by a wider codec
+
+  static constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
+};
+
+// proto::StepRecord and proto::StepQuality as plain values.
 struct StepResult {
   int64_t step = 0;
   int64_t weight_version = 0;
@@ -33,13 +48,16 @@ struct StepResult {
   double clip_factor = 1;
   double lr = 0;  // of param group 0
   // Of what all nodes sent, RMS, sampled: this step's gradients or the weights
-  // that they were computed from, the worse; 0 with `exact`.
+  // that they were computed from, the worse; 0 with `exact`, and where neither
+  // was measured.
   double relative_error = 0;
   uint64_t wire_bytes_sent = 0;
   uint64_t wire_bytes_received = 0;
   uint64_t payload_bytes = 0;
   double seconds = 0;  // first push on this node -> all published
   double stage_seconds[6] = {};
+  PathQuality gradients;  // of this step
+  PathQuality weights;    // that they were computed from
 };
 
 // What ended the job or voided a step.

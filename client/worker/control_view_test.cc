@@ -1,5 +1,6 @@
 #include "client/worker/control_view.h"
 
+#include <cmath>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -115,6 +116,39 @@ TEST(ControlViewTest, RecordIsReadOnlyUnderItsOwnWord) {  // I1
   EXPECT_EQ(result->stage_seconds[5], 0.125);
   EXPECT_FALSE(view.Record(SequenceWord(1, 7)));  // same slot
   EXPECT_FALSE(view.Record(SequenceWord(2, 5)));
+}
+
+TEST(ControlViewTest, QualityIsReadOnlyUnderTheRecordsWord) {  // I1, I21
+  Block block;
+  ControlView view = *View(block);
+  const uint64_t word = SequenceWord(1, 5);
+  block.daemon().records[1].word = word;
+  // A daemon without it leaves zeros, or what another one wrote of a step
+  // before: not measured, which is not 0.
+  proto::StepQuality& quality = block.daemon().qualities[1];
+  quality.paths[0] = {64, 0.25, 0.125, 2, 3, 0};
+  quality.paths[1] = {32, 0.5, 0, 0, 0, 0};
+  for (const uint64_t other : {uint64_t{0}, SequenceWord(1, 3)}) {
+    quality.word = other;
+    const auto result = view.Record(word);
+    ASSERT_TRUE(result);
+    EXPECT_EQ(result->gradients.sampled, 0);
+    EXPECT_TRUE(std::isnan(result->gradients.relative_error));
+    EXPECT_TRUE(std::isnan(result->gradients.clipped_share));
+    EXPECT_TRUE(std::isnan(result->gradients.residual_norm));
+    EXPECT_TRUE(std::isnan(result->weights.relative_error));
+  }
+  quality.word = word;
+  const auto result = view.Record(word);
+  ASSERT_TRUE(result);
+  EXPECT_EQ(result->gradients.sampled, 64);
+  EXPECT_EQ(result->gradients.relative_error, 0.25);
+  EXPECT_EQ(result->gradients.clipped_share, 0.125);
+  EXPECT_EQ(result->gradients.residual_norm, 2);
+  EXPECT_EQ(result->gradients.num_wider, 3);
+  EXPECT_EQ(result->weights.sampled, 32);
+  EXPECT_EQ(result->weights.relative_error, 0.5);
+  EXPECT_EQ(result->weights.clipped_share, 0);
 }
 
 TEST(ControlViewTest, Rank0sCursorIsReadOnlyUnderItsOwnWord) {  // I1

@@ -13,7 +13,7 @@
 #include "server/daemon/job_identity.h"
 #include "server/daemon/job_progress.h"
 #include "server/daemon/open_chunks.h"
-#include "server/daemon/step_report.h"
+#include "server/daemon/report/step_report.h"
 #include "server/daemon/two_slots.h"
 #include "server/layout/policy.h"
 

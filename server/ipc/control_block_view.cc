@@ -68,6 +68,8 @@ static_assert(offsetof(proto::DaemonArea, failure_text) ==
               kFailureOffset + offsetof(Failure, text));
 static_assert(offsetof(proto::StepRecord, outcome) == sizeof(proto::Word));
 static_assert(sizeof(proto::StepRecord) % sizeof(uint64_t) == 0);
+static_assert(offsetof(proto::StepQuality, paths) == sizeof(proto::Word));
+static_assert(sizeof(proto::StepQuality) % sizeof(uint64_t) == 0);
 
 }  // namespace
 
@@ -269,6 +271,11 @@ void ControlBlockView::StoreCommitted(const StepReport& report) {
   proto::StepRecord& shared = daemon_area()->records[report.step.value() & 1];
   // A reader that looks for an older step must not take a mixture for it.
   shared.word.store(0, std::memory_order_relaxed);
+  proto::StepQuality& quality =
+      daemon_area()->qualities[report.step.value() & 1];
+  quality.word.store(0, std::memory_order_release);
+  StoreWords(quality.paths, report.quality.data(), sizeof(quality.paths));
+  quality.word.store(word, std::memory_order_release);
   StoreWords(&shared.outcome, &record.outcome,
              sizeof(record) - sizeof(record.word));
   shared.word.store(word, std::memory_order_release);

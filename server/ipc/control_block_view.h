@@ -7,6 +7,7 @@
 #ifndef SERVER_IPC_CONTROL_BLOCK_VIEW_H_
 #define SERVER_IPC_CONTROL_BLOCK_VIEW_H_
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -20,7 +21,7 @@
 
 namespace ballast::ipc {
 
-// A proto::StepRecord without its word.
+// proto::StepRecord and proto::StepQuality without their words.
 struct StepReport {
   Generation generation;
   Step step;
@@ -37,6 +38,7 @@ struct StepReport {
   uint64_t payload_bytes = 0;
   double seconds = 0;
   double stage_seconds[6] = {};
+  std::array<proto::PathQuality, proto::kNumQualityPaths> quality{};
 };
 
 class ControlBlockView {
@@ -88,7 +90,7 @@ class ControlBlockView {
   // What rank 0 commits with the step, at most kMaxCursorBytes; before
   // StoreCommitted.
   void StoreRank0Cursor(uint64_t word, std::string_view cursor);
-  // Writes the step's record first, then `committed`.
+  // Writes the step's quality and record first, then `committed`.
   void StoreCommitted(const StepReport& report);
   // The job's end (fatal) or an aborted step. Text beyond the bound is cut.
   void StoreFailure(absl::StatusCode code, bool is_fatal, uint64_t word,

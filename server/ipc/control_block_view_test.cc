@@ -212,6 +212,10 @@ TEST_F(ControlBlockViewTest, ACommitWritesItsRecordFirst) {
     report.weight_version = WeightVersion(step);
     report.grad_norm = 1.5 * step;
     report.stage_seconds[5] = 0.5;
+    report.quality[0].sampled = 100 * step;
+    report.quality[0].residual_norm = 0.25;
+    report.quality[0].num_wider = 3;
+    report.quality[1].relative_error = 0.5 * step;
     view_.StoreCommitted(report);
   }
   EXPECT_EQ(daemon_area().committed.load(), proto::SequenceWord(3, 10));
@@ -222,6 +226,12 @@ TEST_F(ControlBlockViewTest, ACommitWritesItsRecordFirst) {
     EXPECT_EQ(record.weight_version, step);
     EXPECT_EQ(record.grad_norm, 1.5 * step);
     EXPECT_EQ(record.stage_seconds[5], 0.5);
+    const proto::StepQuality& quality = daemon_area().qualities[step & 1];
+    EXPECT_EQ(quality.word.load(), proto::SequenceWord(3, step));
+    EXPECT_EQ(quality.paths[0].sampled, 100u * step);
+    EXPECT_EQ(quality.paths[0].residual_norm, 0.25);
+    EXPECT_EQ(quality.paths[0].num_wider, 3u);
+    EXPECT_EQ(quality.paths[1].relative_error, 0.5 * step);
   }
 }
 

@@ -22,8 +22,8 @@ __version__ = "0.1.0"
 __all__ = [
     "Aborted", "AlreadyExists", "DataLoss", "DeadlineExceeded", "Error",
     "FailedPrecondition", "Internal", "InvalidArgument", "NotFound",
-    "PermissionDenied", "ResourceExhausted", "Session", "StepResult",
-    "Unavailable",
+    "PathQuality", "PermissionDenied", "ResourceExhausted", "Session",
+    "StepResult", "Unavailable",
 ]
 
 
@@ -31,7 +31,7 @@ def __getattr__(name: str) -> Any:  # numpy is imported when it is needed
     if name == "Session":
         from .session import Session
         return Session
-    if name == "StepResult":
-        from .result import StepResult
-        return StepResult
+    if name in ("PathQuality", "StepResult"):
+        from . import result
+        return getattr(result, name)
     raise AttributeError("module 'ballast' has no attribute %r" % name)

@@ -13,7 +13,7 @@ from typing import (Any, Callable, Generator, List, NamedTuple, Optional,
 
 from . import errors
 
-_ABI_MAJOR, _ABI_MINOR = 0, 8
+_ABI_MAJOR, _ABI_MINOR = 0, 9
 _CANCELLED = 1
 ALL_TENSORS = (1 << (8 * ctypes.sizeof(c_size_t))) - 1
 
@@ -47,6 +47,12 @@ class InfoStruct(ctypes.Structure):
                 ("step_is_given", c_int32), ("reserved", c_int32)]
 
 
+class PathQualityStruct(ctypes.Structure):
+    _fields_ = [("sampled", c_uint64), ("relative_error", c_double),
+                ("clipped_share", c_double), ("residual_norm", c_double),
+                ("num_wider", c_uint32), ("reserved", c_uint32)]
+
+
 class ResultStruct(ctypes.Structure):
     _fields_ = [("step", c_int64), ("weight_version", c_int64),
                 ("optimizer_step", c_int64), ("skipped", c_int32),
@@ -56,7 +62,9 @@ class ResultStruct(ctypes.Structure):
                 ("relative_error", c_double), ("wire_bytes_sent", c_uint64),
                 ("wire_bytes_received", c_uint64),
                 ("payload_bytes", c_uint64), ("seconds", c_double),
-                ("stage_seconds", c_double * 6)]
+                ("stage_seconds", c_double * 6),
+                ("gradients", PathQualityStruct),
+                ("weights", PathQualityStruct)]
 
 
 class WeightsPlace(NamedTuple):

@@ -1,11 +1,47 @@
 """What one committed step was."""
 
+import math
 from dataclasses import asdict, dataclass
-from typing import Any, Dict
+from typing import Any, Dict, Optional
 
 from . import _library
 
 STAGES = ("collect", "reduce", "vote", "update", "publish", "wait")
+
+
+@dataclass(frozen=True)
+class PathQuality:
+    """How well what all nodes sent of one path was encoded: by the names of
+    the metrics (ballast_exchange_*) and of `ballastctl job`.
+
+    Measured over `sampled` elements, the same on all ranks. None: not measured
+    in this step (it was skipped or loaded, nothing is quantized, metering is
+    off, nothing was published yet), or not known; never 0.0 for that.
+    relative_error: root mean square of the error over that of the values.
+    clipped_share: of the sampled elements, cut off by range clip16.
+    residual_norm: L2 of what encoding took from this node's gradients and adds
+    to those of the next step; of gradients, with error feedback only.
+    num_wider: tensors that crossed by a wider codec than the policy's.
+    """
+
+    sampled: int
+    relative_error: Optional[float]
+    clipped_share: Optional[float]
+    residual_norm: Optional[float]
+    num_wider: int
+
+    @classmethod
+    def of(cls, quality: _library.PathQualityStruct) -> "PathQuality":
+        """From the C interface's struct."""
+        return cls(sampled=quality.sampled,
+                   relative_error=_known(quality.relative_error),
+                   clipped_share=_known(quality.clipped_share),
+                   residual_norm=_known(quality.residual_norm),
+                   num_wider=quality.num_wider)
+
+
+def _known(value: float) -> Optional[float]:
+    return None if math.isnan(value) else value
 
 
 @dataclass(frozen=True)
@@ -21,12 +57,12 @@ class StepResult:
     relative_error says how far what all nodes sent is from what was meant, as
     root mean squares over sampled cells: of this step's gradients, or of the
     weights that they were computed from, whichever is worse (0.0 where nothing
-    is quantized, and of a skipped step). The same on all ranks. fallbacks
-    counts the tensors that crossed by a wider codec than the policy's, because
-    their error was beyond max_relative_error, and the chunks of published
-    weights that this node healed. It is the only error figure here: shares
-    of clipped elements, worst tensors and the norm of what error feedback
-    carries over are in `ballastctl job` and the metrics.
+    is quantized, and of a skipped step). The same on all ranks. quality has
+    each of the two by itself, under "gradients" and "weights": PathQuality.
+    fallbacks counts the tensors that crossed by a wider codec than the
+    policy's, because their error was beyond max_relative_error, and the chunks
+    of published weights that this node healed. The worst tensors by name are
+    in `ballastctl job`.
     """
 
     step: int
@@ -44,6 +80,7 @@ class StepResult:
     fallbacks: int
     relative_error: float
     loaded: bool
+    quality: Dict[str, PathQuality]
 
     def as_dict(self) -> Dict[str, Any]:
         """All fields, ready for json.dumps."""
@@ -61,4 +98,6 @@ class StepResult:
             payload_bytes=result.payload_bytes, seconds=result.seconds,
             stage_seconds=dict(zip(STAGES, result.stage_seconds)),
             fallbacks=result.fallbacks, relative_error=result.relative_error,
-            loaded=bool(result.loaded))
+            loaded=bool(result.loaded),
+            quality={"gradients": PathQuality.of(result.gradients),
+                     "weights": PathQuality.of(result.weights)})

@@ -13,11 +13,13 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 _HEADER = os.path.join(_HERE, "..", "..", "capi", "ballast.h")
 _TYPES = {"int32_t": ctypes.c_int32, "uint32_t": ctypes.c_uint32,
           "int64_t": ctypes.c_int64, "uint64_t": ctypes.c_uint64,
-          "double": ctypes.c_double}
+          "double": ctypes.c_double,
+          "ballast_path_quality": _library.PathQualityStruct}
 _STRUCTS = {"ballast_error": _library.ErrorStruct,
             "ballast_tensor": _library.TensorStruct,
             "ballast_group": _library.GroupStruct,
             "ballast_info": _library.InfoStruct,
+            "ballast_path_quality": _library.PathQualityStruct,
             "ballast_step_result": _library.ResultStruct}
 
 

@@ -91,8 +91,14 @@ class FakeHandle:
         self.calls.append(("step", cursor, wait, timeout))
         self.committed = cursor
         self.open_step += 1
-        return _library.ResultStruct(step=self.open_step - 1, skipped=1,
-                                     grad_norm=2.0)
+        return _library.ResultStruct(
+            step=self.open_step - 1, skipped=1, grad_norm=2.0,
+            gradients=_library.PathQualityStruct(
+                sampled=7, relative_error=0.25, clipped_share=0.0,
+                residual_norm=float("nan"), num_wider=2),
+            weights=_library.PathQualityStruct(
+                relative_error=float("nan"), clipped_share=float("nan"),
+                residual_norm=float("nan")))
 
     def cursor(self):
         return self.committed
@@ -212,7 +218,15 @@ class SessionTest(unittest.TestCase):
         self.assertEqual(s.cursor, b"here")
         self.assertTrue(result.skipped)
         self.assertEqual(result.as_dict()["stage_seconds"]["vote"], 0.0)
-        json.dumps(result.as_dict())
+        self.assertEqual(result.quality["gradients"].relative_error, 0.25)
+        # What was not measured is not 0, and JSON has no NaN.
+        told = json.loads(json.dumps(result.as_dict(), allow_nan=False))
+        self.assertEqual(told["quality"]["gradients"], {
+            "sampled": 7, "relative_error": 0.25, "clipped_share": 0.0,
+            "residual_norm": None, "num_wider": 2})
+        self.assertEqual(told["quality"]["weights"], {
+            "sampled": 0, "relative_error": None, "clipped_share": None,
+            "residual_norm": None, "num_wider": 0})
 
     def test_steps_repeat_after_aborted(self):
         s = session()
@@ -408,7 +422,7 @@ class LibraryTest(unittest.TestCase):
 
     def test_structs_have_the_size_of_c(self):
         self.assertEqual(ctypes.sizeof(_library.ErrorStruct), 16 + 2048)
-        self.assertEqual(ctypes.sizeof(_library.ResultStruct), 152)
+        self.assertEqual(ctypes.sizeof(_library.ResultStruct), 232)
         self.assertEqual(ctypes.sizeof(_library.TensorStruct), 48)
         self.assertEqual(ctypes.sizeof(_library.InfoStruct), 56)
 

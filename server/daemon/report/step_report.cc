@@ -1,8 +1,30 @@
-#include "server/daemon/step_report.h"
+#include "server/daemon/report/step_report.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+#include "proto/control_block.h"
+#include "server/layout/metering.h"
 
 namespace ballast::daemon {
+namespace {
+
+static_assert(proto::kNumQualityPaths == layout::kNumPaths);
+
+proto::PathQuality ToQuality(const engine::PathQuality& path) {
+  constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
+  const bool is_measured = path.sampled > 0;
+  return {.sampled = path.sampled,
+          .relative_error = is_measured ? path.relative_error : kUnknown,
+          .clipped_share = is_measured ? path.clipped_share : kUnknown,
+          .residual_norm = path.residual_norm.value_or(kUnknown),
+          .num_wider = static_cast<uint32_t>(path.num_wider),
+          .reserved = 0};
+}
+
+}  // namespace
 
 ipc::StepReport ToReport(const engine::StepSummary& summary) {
   ipc::StepReport report;
@@ -17,9 +39,11 @@ ipc::StepReport ToReport(const engine::StepSummary& summary) {
   report.grad_norm = summary.grad_norm;
   report.clip_factor = summary.clip_factor;
   report.lr = summary.lr;
-  for (const engine::PathQuality& path : summary.quality) {
+  for (size_t p = 0; p < layout::kNumPaths; ++p) {
+    const engine::PathQuality& path = summary.quality[p];
     report.relative_error =
         std::max(report.relative_error, path.relative_error);
+    report.quality[p] = ToQuality(path);
   }
   report.wire_bytes_sent = summary.wire_bytes_sent;
   report.wire_bytes_received = summary.wire_bytes_received;
