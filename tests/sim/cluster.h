@@ -186,6 +186,8 @@ class Cluster final : public SimWorld {
   bool IsOver() const;
   void ActOnVersion(int64_t version);
   void CheckOwnership();
+  void CheckQuality(WorkerId id, int64_t version, bool is_known,
+                    const worker::StepResult& record);
   void CheckResident();
   void CheckOnes(int node, int64_t version);
   bool IsExpected(const absl::Status& outcome) const;

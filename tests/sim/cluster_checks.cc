@@ -2,6 +2,7 @@
 // how they end.
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
+#include "server/layout/metering.h"
 #include "tests/sim/cluster.h"
 
 namespace ballast::sim {
@@ -20,6 +22,64 @@ void Cluster::OnViolation(const std::string& what) {
 
 void Cluster::OnAllPushed(WorkerId id, int64_t step) {
   corruption_.OnAllPushed(id, step);
+}
+
+namespace {
+
+// A node that came back did not see what its former life left over.
+bool MayForget(const Scenario& scenario) {
+  return std::ranges::any_of(scenario.faults, [](const Fault& fault) {
+    switch (fault.kind) {
+      case Fault::Kind::kNan:
+      case Fault::Kind::kInfinity:
+      case Fault::Kind::kValue:
+      case Fault::Kind::kCrash:
+      case Fault::Kind::kSlow:
+        return false;
+      default:
+        return true;
+    }
+  });
+}
+
+}  // namespace
+
+// What was not measured is NaN, never 0.
+void Cluster::CheckQuality(WorkerId id, int64_t version, bool is_known,
+                           const worker::StepResult& record) {
+  const ReferenceModel::StepQuality& wanted = reference_.Quality(version);
+  const worker::PathQuality* const told[] = {&record.gradients,
+                                             &record.weights};
+  for (const layout::Path path : layout::kPaths) {
+    const auto p = static_cast<size_t>(path);
+    const ErrorModel::Quality& quality = wanted.paths[p];
+    const double error = told[p]->relative_error;
+    const bool is_right =
+        quality.sampled == 0
+            ? std::isnan(error) && std::isnan(told[p]->clipped_share)
+            : error == quality.relative_error && told[p]->clipped_share >= 0;
+    if ((is_known && (!is_right || told[p]->sampled != quality.sampled)) ||
+        told[p]->num_wider != wanted.num_wider[p]) {
+      OnViolation(absl::StrFormat(
+          "I21: rank %d, the record of step %d says of %s: %d sampled, error "
+          "%.17g, %d wider instead of %d, %.17g, %d",
+          id.rank, version, layout::Name(path), told[p]->sampled, error,
+          told[p]->num_wider, quality.sampled, quality.relative_error,
+          wanted.num_wider[p]));
+    }
+  }
+  const double left = record.gradients.residual_norm;
+  const auto& norms = wanted.residual_norms;
+  const bool is_told = !std::isnan(left);
+  const bool may_lack = norms.empty() || MayForget(scenario_);
+  const double norm = norms.empty() ? 0 : norms[id.rank / scenario_.workers];
+  if (is_told ? norms.empty() || std::abs(left - norm) > 1e-12 * norm
+              : !may_lack) {
+    OnViolation(absl::StrFormat(
+        "I12: rank %d, the record of step %d says a residual of %.17g instead "
+        "of %.17g",
+        id.rank, version, left, norm));
+  }
 }
 
 void Cluster::OnVersion(WorkerId id, int64_t version, uint64_t hash,
@@ -71,6 +131,7 @@ void Cluster::OnVersion(WorkerId id, int64_t version, uint64_t hash,
           id.rank, version, record->relative_error, record->fallbacks,
           reference_.RelativeError(version), reference_.Fallbacks(version)));
     }
+    CheckQuality(id, version, is_known, *record);
   }
   const int node = id.rank / scenario_.workers;
   // With overlap the next gradient may be there already.

@@ -45,6 +45,7 @@ void ErrorModel::Add(layout::Path path, int tensor, int64_t step,
     sums.error2.Add(error2);
     sums.value2.Add(value2);
     sums.narrower2.Add(narrower2);
+    sums.sampled += end - begin;
   }
 }
 
@@ -57,6 +58,7 @@ ErrorModel::Outcome ErrorModel::Close(bool is_skipped) {
       if (is_skipped) break;
       whole.error2.Merge(sums.error2);
       whole.value2.Merge(sums.value2);
+      whole.sampled += sums.sampled;
       const std::pair key(path, tensor);
       if (budget_ == 0) continue;
       if (sums.Relative(sums.error2) > budget_) {
@@ -71,8 +73,11 @@ ErrorModel::Outcome ErrorModel::Close(bool is_skipped) {
         calm_[key] = 0;
       }
     }
+    const Quality quality = {.sampled = whole.sampled,
+                             .relative_error = whole.Relative(whole.error2)};
+    outcome.quality[static_cast<size_t>(path)] = quality;
     outcome.relative_error =
-        std::max(outcome.relative_error, whole.Relative(whole.error2));
+        std::max(outcome.relative_error, quality.relative_error);
     tensors.clear();
   }
   return outcome;

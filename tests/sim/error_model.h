@@ -32,11 +32,16 @@ class ErrorModel {
   void Add(layout::Path path, int tensor, int64_t step, const Sent& sent,
            const Sent& narrower, std::span<const float> whole);
 
+  struct Quality {
+    uint64_t sampled = 0;  // elements
+    double relative_error = 0;
+  };
   // What the step's record says: of the gradients since the last call, and of
   // the weights that were published before them; the worse. And by how many
   // codecs each tensor gets wider (-1: narrower) from now on.
   struct Outcome {
     double relative_error = 0;
+    std::array<Quality, layout::kNumPaths> quality{};
     std::map<std::pair<layout::Path, int>, int> wider;
   };
   Outcome Close(bool is_skipped);
@@ -46,6 +51,7 @@ class ErrorModel {
     kernels::ExactSum error2;
     kernels::ExactSum value2;
     kernels::ExactSum narrower2;
+    uint64_t sampled = 0;
     bool is_narrower_known = false;
 
     double Relative(const kernels::ExactSum& error) const;

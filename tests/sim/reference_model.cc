@@ -124,6 +124,26 @@ uint32_t ReferenceModel::Fallbacks(int64_t step) {
   return outcomes_[step].fallbacks;
 }
 
+const ReferenceModel::StepQuality& ReferenceModel::Quality(int64_t step) {
+  WeightsHash(step);
+  return outcomes_[step].quality;
+}
+
+std::vector<double> ReferenceModel::ResidualNorms() const {
+  if (!policy_.error_feedback || owners_ == 1) return {};
+  std::vector<double> norms(shape_.nodes);
+  for (const TensorState& tensor : tensors_) {
+    if (!tensor.policy_codecs.gradients.quantizes()) continue;
+    for (size_t node = 0; node < tensor.left_over.size(); ++node) {
+      for (const float x : tensor.left_over[node]) {
+        norms[node] += double{x} * x;
+      }
+    }
+  }
+  for (double& norm : norms) norm = std::sqrt(norm);
+  return norms;
+}
+
 void ReferenceModel::ThereAndBack(const TensorState& tensor,
                                   const layout::CodecChoice& choice,
                                   int64_t step, int hop,
@@ -272,11 +292,14 @@ void ReferenceModel::CloseErrors(Outcome* outcome) {
       const bool is_wider =
           tensor.codecs.on(path) != tensor.policy_codecs.on(path);
       outcome->fallbacks += is_wider ? 1 : 0;
+      outcome->quality.num_wider[static_cast<size_t>(path)] += is_wider ? 1 : 0;
     }
   };
   count(layout::Path::kGradients);
   const ErrorModel::Outcome errors = errors_.Close(outcome->skipped);
   outcome->relative_error = errors.relative_error;
+  outcome->quality.paths = errors.quality;
+  if (!outcome->skipped) outcome->quality.residual_norms = ResidualNorms();
   for (const auto& [key, wider] : errors.wider) {
     TensorState& tensor = tensors_[key.second];
     layout::CodecChoice& choice = tensor.codecs.on(key.first);

@@ -6,12 +6,14 @@
 #ifndef TESTS_SIM_REFERENCE_MODEL_H_
 #define TESTS_SIM_REFERENCE_MODEL_H_
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
 
 #include "server/base/ids.h"
+#include "server/layout/metering.h"
 #include "server/layout/policy.h"
 #include "tests/sim/error_model.h"
 #include "tests/sim/scenario.h"
@@ -31,6 +33,15 @@ class ReferenceModel {
   double GradNorm(int64_t step);
   double RelativeError(int64_t step);
   uint32_t Fallbacks(int64_t step);
+  // Of a step's record, by path.
+  struct StepQuality {
+    std::array<ErrorModel::Quality, layout::kNumPaths> paths{};
+    std::array<uint32_t, layout::kNumPaths> num_wider{};
+    // By node, of what its gradients left over; none without error feedback,
+    // and of a step that is skipped or loads.
+    std::vector<double> residual_norms;
+  };
+  const StepQuality& Quality(int64_t step);
 
  private:
   struct TensorState {
@@ -51,6 +62,7 @@ class ReferenceModel {
     double norm = 0;
     double relative_error = 0;
     uint32_t fallbacks = 0;
+    StepQuality quality;
   };
 
   // What the job is in this step.
@@ -69,6 +81,7 @@ class ReferenceModel {
   void PublishWeights(TensorState* tensor, int64_t step,
                       std::span<const std::byte> before);
   void CloseErrors(Outcome* outcome);
+  std::vector<double> ResidualNorms() const;
   std::vector<float> Sum(const TensorState& tensor, int64_t step,
                          int first_rank, int num_ranks) const;
   // A gradient there and back, its error taken.
