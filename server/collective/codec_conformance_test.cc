@@ -63,7 +63,7 @@ std::vector<Case> CasesOfOneTable() {
       }
       continue;
     }
-    for (const int block : {32, 128, 256, 2048}) {
+    for (const int block : {32, 64, 128, 256, 512, 1024, 2048}) {
       for (const auto range : {kernels::Range::kSym, kernels::Range::kClip16}) {
         for (const int hadamard : {0, 32}) {
           for (const auto rounding :
