@@ -1,25 +1,22 @@
 // What every codec of the registry must do, with every parameter that a policy
 // can give it, on every table of kernels that this machine can choose.
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstring>
 #include <limits>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
 #include "kernels/codec.h"
 #include "kernels/dtype.h"
-#include "kernels/host/host.h"
-#include "kernels/kernels.h"
 #include "kernels/reference/reference.h"
 #include "server/base/random.h"
 #include "server/collective/codec.h"
 #include "server/collective/codec_registry.h"
+#include "server/collective/conformance/codec_cases.h"
 #include "server/collective/error_sums.h"
 #include "server/layout/codec_table.h"
 #include "server/layout/exchange_plan.h"
@@ -31,76 +28,6 @@ namespace {
 using kernels::DType;
 using kernels::kCellElements;
 using layout::CodecChoice;
-
-constexpr char kReference[] = "Reference";
-
-// The table of SCALAR is the reference's (kernels/host/host_test).
-std::vector<std::string> Tables() {
-  std::vector<std::string> names = {kReference};
-  for (std::string& name : kernels::HostTargets()) {
-    if (name != "SCALAR") names.push_back(std::move(name));
-  }
-  return names;
-}
-
-const kernels::Kernels* TableNamed(const std::string& name) {
-  return name == kReference ? &kernels::Reference() : kernels::HostFor(name);
-}
-
-struct Case {
-  CodecChoice choice;
-  DType unquantized = DType::kFloat32;
-  std::string table = kReference;
-};
-
-std::vector<Case> CasesOfOneTable() {
-  std::vector<Case> cases;
-  for (const layout::CodecRow& row : layout::CodecTable()) {
-    if (row.id == layout::CodecId::kNone) {
-      for (const DType dtype :
-           {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
-        cases.push_back({{row.id, {}}, dtype});
-      }
-      continue;
-    }
-    for (const int block : {32, 64, 128, 256, 512, 1024, 2048}) {
-      for (const auto range : {kernels::Range::kSym, kernels::Range::kClip16}) {
-        for (const int hadamard : {0, 32}) {
-          for (const auto rounding :
-               {kernels::Rounding::kNearest, kernels::Rounding::kStochastic}) {
-            cases.push_back(
-                {{row.id, {row.bits, block, range, hadamard, rounding}}});
-          }
-        }
-      }
-    }
-  }
-  return cases;
-}
-
-std::vector<Case> Cases() {
-  std::vector<Case> cases;
-  for (const std::string& table : Tables()) {
-    for (Case c : CasesOfOneTable()) {
-      c.table = table;
-      cases.push_back(c);
-    }
-  }
-  return cases;
-}
-
-std::string NameOf(const Case& c) {
-  const std::string table = c.table + "_";
-  if (!c.choice.quantizes()) {
-    return table + std::string(kernels::Name(c.unquantized));
-  }
-  const kernels::CodecSpec& spec = c.choice.block;
-  return table + std::string(layout::Name(c.choice.codec)) + "_" +
-         std::to_string(spec.block) +
-         (spec.range == kernels::Range::kSym ? "_sym" : "_clip16") +
-         (spec.hadamard != 0 ? "_hadamard" : "") +
-         (spec.rounding == kernels::Rounding::kNearest ? "" : "_stochastic");
-}
 
 class CodecConformanceTest : public ::testing::TestWithParam<Case> {
  protected:
@@ -129,15 +56,6 @@ class CodecConformanceTest : public ::testing::TestWithParam<Case> {
 
   const std::unique_ptr<Codec> codec_;
 };
-
-std::vector<float> Noise(size_t count, uint64_t seed) {
-  base::SeededRandom random(seed);
-  std::vector<float> values(count);
-  for (float& value : values) {
-    value = static_cast<float>(random.Below(2'000'001)) / 1e6f - 1;
-  }
-  return values;
-}
 
 const size_t kCounts[] = {0,    1,    2,    7,    31,   32,  33,
                           2047, 2048, 2049, 4096, 5000, 8191};
@@ -461,27 +379,6 @@ TEST_P(CodecTableTest, GaussianBlocks) {
     EXPECT_NEAR(std::sqrt(error2 / value2), error, 0.05 * error)
         << layout::Name(choice.codec) << " " << choice.block.block;
   }
-}
-
-// The bytes of kernels/FORMAT.md, sections 2 and 3, through the registry.
-TEST_P(CodecTableTest, TheExampleOfTheFormat) {
-  const float values[] = {1, -1, .5, -.5, .3f, 0, -.0625, .9375};
-  const auto golden = [&](kernels::Range range, uint32_t scale, int first) {
-    const auto codec = MakeCodec({layout::CodecId::kInt4, {4, 128, range}},
-                                 DType::kFloat32, TableNamed(GetParam()));
-    ASSERT_EQ(codec->EncodedBytes(8), 32);
-    std::byte bytes[32];
-    codec->Encode({0, 0, 8}, values, bytes);
-    uint8_t expected[32] = {};
-    for (int i = 0; i < 4; ++i) expected[i] = scale >> (8 * i);
-    expected[16] = first;
-    expected[17] = 0xc4;
-    expected[18] = 0x02;
-    expected[19] = 0x70;
-    EXPECT_EQ(std::memcmp(bytes, expected, sizeof(bytes)), 0);
-  };
-  golden(kernels::Range::kClip16, std::bit_cast<uint32_t>(0.125f), 0x87);
-  golden(kernels::Range::kSym, std::bit_cast<uint32_t>(1.0f / 7), 0x97);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, CodecTableTest, ::testing::ValuesIn(Tables()),
