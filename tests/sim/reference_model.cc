@@ -132,14 +132,17 @@ const ReferenceModel::StepQuality& ReferenceModel::Quality(int64_t step) {
 std::vector<double> ReferenceModel::ResidualNorms() const {
   if (!policy_.error_feedback || owners_ == 1) return {};
   std::vector<double> norms(shape_.nodes);
+  bool is_encoded = false;  // if anything is: small tensors may not be
   for (const TensorState& tensor : tensors_) {
     if (!tensor.policy_codecs.gradients.quantizes()) continue;
+    is_encoded = is_encoded || (tensor.spec.trainable && tensor.size > 0);
     for (size_t node = 0; node < tensor.left_over.size(); ++node) {
       for (const float x : tensor.left_over[node]) {
         norms[node] += double{x} * x;
       }
     }
   }
+  if (!is_encoded) return {};
   for (double& norm : norms) norm = std::sqrt(norm);
   return norms;
 }
