@@ -36,6 +36,7 @@ import on_lab
 from ballast import _library, launch
 from restart import torch_seconds
 
+_BUCKET_BYTES = 4 << 20
 _PATIENCE = 600.0
 # A death is noticed at once; the clock runs from the next one's beginning.
 _NOTICED = 0.3
@@ -50,7 +51,8 @@ def session(shapes: Dict[str, gpt2.Shape], rank: int, workers: int,
     return ballast.Session(
         job="bench", tensors={n: (s, "float32") for n, s in shapes.items()},
         rank=rank, world_size=workers, address=address,
-        optimizer={"name": "adamw", "lr": 1e-3}, timeout=_PATIENCE)
+        optimizer={"name": "adamw", "lr": 1e-3}, bucket_bytes=_BUCKET_BYTES,
+        timeout=_PATIENCE)
 
 
 def taken(stats: Dict[str, Any], rank: int) -> int:
@@ -73,7 +75,8 @@ def life(model: str, elements: int, workers: int, address: str) -> None:
         opened = time.monotonic()
         s.push(first)
         while taken(s.stats(), 1) == 0:
-            pass
+            if time.monotonic() > opened + _PATIENCE:
+                raise on_lab.LabFailed("no bucket is accepted")
         accepted = time.monotonic()
         s.step()
         print(opened - start, accepted - start, time.monotonic() - start,
@@ -84,7 +87,7 @@ def life(model: str, elements: int, workers: int, address: str) -> None:
 def shapes_of(model: str, elements: int) -> Dict[str, gpt2.Shape]:
     """With a tensor of one bucket first."""
     shapes = gpt2.even(elements) if elements else gpt2.inventory(model)
-    return {"first": (1 << 20,), **shapes}
+    return {"first": (_BUCKET_BYTES // 4,), **shapes}
 
 
 class Lives:
@@ -141,7 +144,7 @@ def survive(shapes: Dict[str, gpt2.Shape], rank: int, workers: int,
     s = ballast.Session(
         job="bench", tensors=tensors, rank=rank, world_size=workers,
         address=address, optimizer={"name": "adamw", "lr": 1e-3},
-        timeout=_PATIENCE)
+        bucket_bytes=_BUCKET_BYTES, timeout=_PATIENCE)
     try:
         while True:
             s.step()
