@@ -46,14 +46,6 @@ uint64_t Sum(Job* job, HealKind kind) {
   return sum;
 }
 
-RigOptions Small(int nodes) {
-  return {.nodes = nodes,
-          .tensors = {{"small", {100}, kernels::DType::kBFloat16},
-                      {"w", {9 * 2048}, kernels::DType::kBFloat16}},
-          .exchange = "weights.mode=delta weights.codec=int4",
-          .heals = true};
-}
-
 TEST(CollectiveHealTest, AnyChunkOfAnyNodeIsHealed) {
   for (const char* policy : kDeltaPolicies) {
     for (const int nodes : {2, 3, 4}) {

@@ -37,6 +37,15 @@ inline const char* const kDeltaPolicies[] = {
     "weights.mode=delta weights.codec=int2 weights.block=32",
 };
 
+// Two small tensors, as differences that heal.
+inline RigOptions Small(int nodes) {
+  return {.nodes = nodes,
+          .tensors = {{"small", {100}, kernels::DType::kBFloat16},
+                      {"w", {9 * 2048}, kernels::DType::kBFloat16}},
+          .exchange = "weights.mode=delta weights.codec=int4",
+          .heals = true};
+}
+
 // A training: masters of whole tensors that drift, and what is published of
 // them, by FORMAT.md 9.
 class Model {

@@ -52,14 +52,6 @@ uint64_t Asked(Job* job) {
   return asked;
 }
 
-RigOptions Small(int nodes) {
-  return {.nodes = nodes,
-          .tensors = {{"small", {100}, kernels::DType::kBFloat16},
-                      {"w", {9 * 2048}, kernels::DType::kBFloat16}},
-          .exchange = "weights.mode=delta weights.codec=int4",
-          .heals = true};
-}
-
 // A member's copy or an owner's: when all buckets are reduced, which is before
 // any vote, the bits of the version before are there again.
 TEST(VerifierTest, WhatChangedIsHealedBeforeTheBucketIsReduced) {
