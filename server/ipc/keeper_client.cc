@@ -334,7 +334,7 @@ void KeeperClient::OfferRefused() {
   offer_timer_ = 0;
   if (!socket_ || refused_.empty()) return;
   for (const auto& [name, refused] : refused_) queue_.push_back(name);
-  needs_sync_ = true;
+  needs_sync_ = knows_sync_;  // there may be another keeper by now
   FlushOrLose();
 }
 
