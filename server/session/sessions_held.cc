@@ -55,15 +55,13 @@ void Sessions::OnSavedHeld(Job* job, const absl::StatusOr<std::string>& path) {
   if (!path.ok() && !absl::IsAlreadyExists(path.status())) {
     job->is_saving = false;
     const std::string why(path.status().message());
-    if (std::exchange(job->not_stored, why).empty()) {
-      if (options_.log != nullptr) {
-        options_.log(
-            absl::StrCat("job stays held job=", local.spec().name,
-                         " reason=\"its state could not be stored: ", why,
-                         "\": mend that, it is tried again every ",
-                         absl::FormatDuration(kSaveHeldAgain),
-                         "; or bring its workers back"));
-      }
+    const bool is_news = std::exchange(job->not_stored, why).empty();
+    if (is_news && options_.log != nullptr) {
+      options_.log(absl::StrCat(
+          "job stays held job=", local.spec().name,
+          " reason=\"its state could not be stored: ", why,
+          "\": mend that, it is tried again every ",
+          absl::FormatDuration(kSaveHeldAgain), "; or bring its workers back"));
     }
     ArmTimer(job, kSaveHeldAgain);
     return Run(std::exchange(job->waiters, {}));

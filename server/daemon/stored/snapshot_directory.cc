@@ -22,10 +22,13 @@ SnapshotDirectory::SnapshotDirectory(Parts parts)
 SnapshotDirectory::~SnapshotDirectory() { parts_.executor->Cancel(timer_); }
 
 void SnapshotDirectory::OnLooked(const absl::Status& status) {
-  const bool is_news = status_.ok();
+  const bool was_readable = status_.ok();
   status_ = status;
-  if (status.ok()) return parts_.log("snapshots.directory can be read");
-  if (is_news) {
+  if (status.ok()) {
+    if (!was_readable) parts_.log("snapshots.directory can be read at last");
+    return;
+  }
+  if (was_readable) {
     parts_.warn(absl::StrCat(
         "snapshots.directory cannot be read reason=\"",
         std::string(status.message()),

@@ -24,7 +24,7 @@ class SnapshotDirectory {
     snapshot::FileSystem* files = nullptr;
     base::ComputePool* io = nullptr;
     base::Executor* executor = nullptr;
-    std::function<void(const std::string&)> log;   // it can be read
+    std::function<void(const std::string&)> log;   // it can, at last
     std::function<void(const std::string&)> warn;  // it cannot
   };
 
